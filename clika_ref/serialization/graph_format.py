@@ -167,7 +167,9 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         GraphKey.CONSTANTS: list(graph.constants),
         GraphKey.CONSTANT_TYPES: [_encode_type(v.type) for v in graph.constants.values()],
         GraphKey.ALIASES: graph.aliases,
-        GraphKey.SYMBOLS: [[s.name, s.low, s.high, s.source.name, s.source.dim, s.example] for s in graph.symbols.values()],
+        GraphKey.SYMBOLS: [
+            [s.name, s.low, s.high, s.source.name, s.source.dim, s.example] for s in graph.symbols.values()
+        ],
         GraphKey.GUARDS: [[_encode_expression(g.relation), g.line] for g in graph.guards],
         GraphKey.NODES: [_encode_node(n) for n in graph.nodes],
         GraphKey.OUTPUTS: [v.name for v in graph.outputs],

@@ -33,7 +33,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Run:
+class CaseRun:
     """One set of inputs for a compiled graph. ``name`` describes them (``typical``, ``nan-first``)."""
 
     name: str
@@ -41,12 +41,12 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Case:
+class GraphCase:
     """Graph that is compiled once, and the inputs that it is run on."""
 
     name: str
     graph: Graph
-    runs: Sequence[Run]
+    runs: Sequence[CaseRun]
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Attributes and shapes, for matching deviations and for reports."""
     passes: bool = False
@@ -79,11 +79,11 @@ class Outcome:
     comparison: Comparison
     run: str = ""
     """Inputs that decided: the first that failed, or the worst that passed."""
-    case: Case | None = None
+    case: GraphCase | None = None
     """Failing case, reduced as far as possible, for the reproducer; None if only the check itself shows the failure."""
     deviations: Sequence[str] = ()
     """Identifiers of the declared deviations that it shows."""
-    watched: Sequence[str] = ()
+    applicable: Sequence[str] = ()
     """Identifiers of the declared deviations that it could have shown."""
     seconds: float = 0.0
     compiled: Compiled | None = None

@@ -15,92 +15,97 @@ from clika_ref_conformance.execution.interruption import handle_end_signals
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # an unexpected error is our bug: print the full traceback, ready to paste
-    help="Prove operators, passes and targets right, or show where they are not.",
+    help="Compare operators, passes and targets with eager PyTorch, and report each difference.",
 )
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 LEVELS = "contract, operators, passes, pairs, graphs, blocks, dynamic, artifacts or quantization"
-Levels = Annotated[list[str] | None, typer.Option(metavar="LEVEL", help=f"Only {LEVELS}; may be given again.")]
+Levels = Annotated[list[str] | None, typer.Option(metavar="LEVEL", help=f"Only {LEVELS}. Repeat for several.")]
 
 
 @app.command()
 def run(
     *,
-    target: Annotated[str, typer.Option(help="An installed target, 'identity', or package.module:TARGET.")],
-    profile: Annotated[str, typer.Option(help="How thorough: quick, ci or nightly.")] = "quick",
-    seed: Annotated[int | None, typer.Option(help="Of all that is drawn; nightly draws one.", min=0)] = None,
+    target: Annotated[
+        str, typer.Option(help="Target to test: an installed one, 'identity', or package.module:TARGET.")
+    ],
+    profile: Annotated[
+        str, typer.Option(help="Profile: quick, ci or nightly. Each tests more than the one before.")
+    ] = "quick",
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all random draws. Default: 0, or random for nightly.", min=0)
+    ] = None,
     word: Annotated[
-        list[str] | None, typer.Option("-k", help="Only tasks whose name holds this; may be given again.")
+        list[str] | None, typer.Option("-k", help="Run only tasks with this word in their name; repeat for several.")
     ] = None,
     level: Levels = None,
-    out: Annotated[Path | None, typer.Option(help="Write the report and reproducers into this folder.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    out: Annotated[Path | None, typer.Option(help="Folder for the report and the reproducers.")] = None,
+    workers: Annotated[int, typer.Option(help="Number of worker processes.", min=1)] = 2,
     memory_limit: Annotated[
         float | None,
-        typer.Option(metavar="GIB", help="What a worker may hold; 0 for no limit. The profiles say 4.", min=0),
+        typer.Option(metavar="GIB", help="Memory limit of a worker; 0 for none. Default: 4.", min=0),
     ] = None,
     case_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="S",
-            help="After so long, and the time to make a failure small (20 s in quick), a check is a hang. "
-            "The profiles say 30.",
+            help="Time limit of a check, without the time to shrink a failure (20 s in quick). Default: 30.",
             min=0.1,
             max=86_400,
         ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
+    """Compare a target with eager. Exit status: 0 no failures, 1 failures, 2 wrong usage, 3 too little was proven."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
-        running, showing, profiles = (
+        execution, console, profiles = (
             _load_module(name) for name in ("execution.run", "reporting.run_console", "profiles")
         )
-        request = running.RunRequest(
+        request = execution.RunRequest(
             target,
             profiles.apply_limits(profiles.select_profile(profile, seed), memory_limit, case_seconds),
             tuple(word or ()),
             tuple(level or ()),
-            None if out is None else showing.make_report_folder(out),
+            None if out is None else console.make_report_folder(out),
             workers,
         )
-        record = showing.run_and_show(request)
+        record = console.run_and_show(request)
         raise typer.Exit(record.exit_code)
 
 
 @app.command()
 def replay(
-    case: Annotated[Path, typer.Argument(help="A CASE.zip from the folder cases/ of a report.")],
+    case: Annotated[Path, typer.Argument(help="CASE.zip from the folder cases/ of a report.")],
     *,
-    target: Annotated[str, typer.Option(help="Another target; needed where it is package.module:TARGET.")] = "",
+    target: Annotated[str, typer.Option(help="Target to use instead. Required if it is package.module:TARGET.")] = "",
     debug: Debug = False,
 ) -> None:
-    """Run one case once more and judge it. Exit status: 0 it passes now, 1 it fails, 2 the file cannot be used."""
+    """Run a failed case again and judge it. Exit status: 0 it passes, 1 it fails, 2 the file cannot be used."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
         raise typer.Exit(_load_module("reporting.replay_process").replay_in_process(case, target, debug=debug))
 
 
 @app.command()
 def diff(
-    old: Annotated[Path, typer.Argument(help="A report.json.")],
-    new: Annotated[Path, typer.Argument(help="A later one of the same target.")],
+    old: Annotated[Path, typer.Argument(help="report.json of the earlier run.")],
+    new: Annotated[Path, typer.Argument(help="report.json of a later run of the same target.")],
     *,
     debug: Debug = False,
 ) -> None:
-    """Say what got worse, was fixed, is new and is gone. Exit status: 0 nothing got worse, 1 it did, 2 wrong usage."""
+    """Compare two reports of a target. Exit status: 0 no regressions, 1 regressions, 2 wrong usage."""
     with report_errors(debug=debug, refused=Status.MISUSE):
         raise typer.Exit(_load_module("reporting.report_commands").diff_and_show(old, new))
 
 
 @app.command()
 def report(
-    reports: Annotated[list[Path], typer.Argument(help="A report.json of each target.")],
+    reports: Annotated[list[Path], typer.Argument(help="report.json of each target.")],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file to write.")] = Path("conformance.html"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="HTML file to write.")] = Path("conformance.html"),
     debug: Debug = False,
 ) -> None:
-    """Write the matrix of several targets side by side."""
+    """Write one HTML matrix of several targets."""
     with report_errors(debug=debug, refused=Status.MISUSE):
         _load_module("reporting.report_commands").join_and_show(reports, out)
 
@@ -108,17 +113,20 @@ def report(
 @app.command()
 def mutants(
     *,
-    target: Annotated[str, typer.Option(help="The target whose lowerings are made faulty.")] = "onnxruntime",
-    profile: Annotated[str, typer.Option(help="How thorough: quick, ci or nightly.")] = "quick",
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
+    target: Annotated[str, typer.Option(help="Target with the lowerings to make faulty.")] = "onnxruntime",
+    profile: Annotated[
+        str, typer.Option(help="Profile: quick, ci or nightly. Each tests more than the one before.")
+    ] = "quick",
+    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.", min=1)] = 5,
     word: Annotated[
-        list[str] | None, typer.Option("-k", help="Only mutants whose name or change holds this; may be given again.")
+        list[str] | None,
+        typer.Option("-k", help="Run only mutants with this word in their name or change; repeat for several."),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what became of each into this file.")] = None,
+    workers: Annotated[int, typer.Option(help="Number of worker processes.", min=1)] = 2,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the result of each mutant.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Count which seeded faults the suite finds. Exit status: 0 enough with each seed, 1 too few, 2 wrong usage."""
+    """Count the seeded faults that the suite finds. Exit status: 0 enough for each seed, 1 too few, 2 wrong usage."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
         show = _load_mutants("mutants").run_mutants_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
@@ -135,15 +143,19 @@ CORRECT_TARGETS = ["identity", "onnxruntime", "clika_ref_onnxruntime.target:UNOP
 @app.command()
 def alarms(
     *,
-    target: Annotated[list[str] | None, typer.Option(help="A target that is right; may be given again.")] = None,
-    profile: Annotated[str, typer.Option(help="How thorough: quick, ci or nightly.")] = "quick",
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 10,
-    word: Annotated[list[str] | None, typer.Option("-k", help="Only tasks whose name holds this.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Correct target; repeat for several.")] = None,
+    profile: Annotated[
+        str, typer.Option(help="Profile: quick, ci or nightly. Each tests more than the one before.")
+    ] = "quick",
+    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.", min=1)] = 10,
+    word: Annotated[
+        list[str] | None, typer.Option("-k", help="Run only tasks with this word in their name; repeat for several.")
+    ] = None,
     level: Levels = None,
-    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    workers: Annotated[int, typer.Option(help="Number of worker processes.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """Run targets that are right, and count what fails. Exit status: 0 nothing, 1 something, 2 wrong usage."""
+    """Run correct targets and count the failures. Exit status: 0 none, 1 failures, 2 wrong usage."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
         show = _load_mutants("alarms").run_correct_targets_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
@@ -153,8 +165,8 @@ def alarms(
 def _load_mutants(command: str) -> Any:
     if importlib.util.find_spec(MUTANTS_PACKAGE) is None:
         msg = (
-            f"clika-ref conformance {command}: the installed clika-ref-conformance has no {MUTANTS_PACKAGE}, which "
-            "only the repository contains. Install it from a clone: pip install --editable ./conformance"
+            f"cannot run clika-ref conformance {command}: the installed suite does not contain {MUTANTS_PACKAGE}. "
+            "Install it from a clone: pip install --editable ./conformance"
         )
         raise MisuseError(msg)
     return _load_module("mutants.console_output")

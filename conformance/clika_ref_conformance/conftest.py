@@ -22,7 +22,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "task" not in metafunc.fixturenames:
         return
     if not metafunc.config.getoption("--target"):
-        skip = pytest.mark.skip(reason="give the target to test: --target NAME or package.module:TARGET")
+        skip = pytest.mark.skip(
+            reason="no target is given: name one with --target NAME or --target package.module:TARGET"
+        )
         metafunc.parametrize("task", [pytest.param(None, marks=skip)], ids=["no-target"])
         return
     tasks = get_plan(metafunc.config).tasks
@@ -47,15 +49,15 @@ def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
     written (``--conformance-out``).
     """
     plan, start = get_plan(request.config), time.perf_counter()
-    wanted = _tasks_of(request.session.items)
-    tasks = [task for task in plan.tasks if task in wanted]
-    which = f"{zlib.crc32(' '.join(map(str, tasks)).encode()):08x}"  # distinguishes selections with equally many tasks
-    chosen = f"{len(tasks):,} of {len(plan.tasks):,} tasks, chosen by pytest: {which}"
-    part = "" if len(tasks) == len(plan.tasks) else chosen
-    with start_execution(plan, tasks) as running:
-        yield running
-        running.abandon("pytest ended before they were")
-        write_reports(replace(running.record(time.perf_counter() - start), part=part), plan)
+    requested = _tasks_of(request.session.items)
+    tasks = [task for task in plan.tasks if task in requested]
+    digest = f"{zlib.crc32(' '.join(map(str, tasks)).encode()):08x}"  # distinguishes selections with equally many tasks
+    selected = f"{len(tasks):,} of {len(plan.tasks):,} tasks, selected by pytest: {digest}"
+    part = "" if len(tasks) == len(plan.tasks) else selected
+    with start_execution(plan, tasks) as execution:
+        yield execution
+        execution.abandon("pytest ended before them")
+        write_reports(replace(execution.record(time.perf_counter() - start), part=part), plan)
 
 
 def _tasks_of(items: Sequence[pytest.Item]) -> set[Task]:

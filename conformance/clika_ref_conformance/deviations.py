@@ -167,16 +167,18 @@ def read_declarations(target: Target, registry: Registry, given: str = "") -> De
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        msg = f"{path} cannot be read: {error}"
+        msg = f"cannot read the declarations in {path}: {error}"
         raise TargetError(msg) from error
     reader = _DeclarationReader(registry, _find_known_targets(target, registry, modules))
     known = {"deviation": Deviation, "xfail": ExpectedFailure}
     reader.reject_unknown_keys(path.name, document, known)
-    tables = {name: reader.tables(name, document.get(name, [])) for name in known}
-    read = {name: [reader.entry(kind, table) for table in tables[name]] for name, kind in known.items()}
+    tables = {name: reader.read_tables(name, document.get(name, [])) for name in known}
+    read = {name: [reader.read_entry(kind, table) for table in tables[name]] for name, kind in known.items()}
     reader.reject_duplicate_ids([table.get("id") for table in tables["deviation"]])
     if reader.problems:
-        msg = f"{path} has {len(reader.problems)} errors:\n" + "\n".join(f"  {p}" for p in reader.problems)
+        msg = f"cannot use the declarations in {path}: it has {len(reader.problems)} errors.\n" + "\n".join(
+            f"  {p}" for p in reader.problems
+        )
         raise TargetError(msg)
     mine = {
         name: tuple(e for e in entries if not e.targets or target.name in e.targets) for name, entries in read.items()
@@ -215,72 +217,76 @@ class _DeclarationReader:
         self.targets = targets
         self.problems: list[str] = []
 
-    def reject_unknown_keys(self, what: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    def reject_unknown_keys(self, entry_name: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
         unknown = [name for name in table if name not in known]
         for name in unknown:
-            self.problems.append(f"{what}: there is no {name!r}{_suggest_similar(name, known)}")
+            self.problems.append(f"{entry_name}: unknown key {name!r}{_suggest_similar(name, known)}")
         return bool(unknown)
 
     def reject_duplicate_ids(self, names: Sequence[Any]) -> None:
         texts = [name for name in names if isinstance(name, str)]
-        self.problems += [f"{name}: the id is used twice" for name in dict.fromkeys(texts) if texts.count(name) > 1]
+        self.problems += [
+            f"{name}: several entries have this id" for name in dict.fromkeys(texts) if texts.count(name) > 1
+        ]
 
-    def tables(self, name: str, entries: Any) -> list[dict[str, Any]]:
+    def read_tables(self, name: str, entries: Any) -> list[dict[str, Any]]:
         if isinstance(entries, list) and all(isinstance(table, dict) for table in entries):
             return entries
         kind = "a single table" if isinstance(entries, dict) else f"{entries!r}"
-        self.problems.append(f"{name} is {kind}: each entry begins with [[{name}]], as there may be several")
+        self.problems.append(f"{name} is {kind}, not an array of tables. Begin each entry with [[{name}]].")
         return []
 
-    def entry(self, kind: type[Any], table: dict[str, Any]) -> Any:
+    def read_entry(self, kind: type[Any], table: dict[str, Any]) -> Any:
         known = {f.name: f for f in fields(kind)}
-        what = str(table.get("id", table.get("task", "an entry without id")))
-        if self.reject_unknown_keys(what, table, known):
+        entry_name = str(table.get("id", table.get("task", "an entry without id")))
+        if self.reject_unknown_keys(entry_name, table, known):
             return None
         required = [n for n in ("id", "operators", "task", "reason", "link", "expires") if n in known]
         lacking = [name for name in required if not table.get(name)]
         forms = {name: _toml_type_of(str(known[name].type)) for name in table}
         wrong = [name for name, value in table.items() if not _has_toml_type(forms[name], value)]
-        self.problems += [f"{what}: {name} is missing" for name in lacking]
-        self.problems += [f"{what}: {name} = {table[name]!r} must be {forms[name]}" for name in wrong]
+        self.problems += [f"{entry_name}: {name} is missing" for name in lacking]
+        self.problems += [f"{entry_name}: {name} = {table[name]!r} must be {forms[name]}" for name in wrong]
         if lacking or wrong:
             return None
         entry = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
-        self._check_expiry(what, entry.expires)
-        self._check_names(what, "no target is called", entry.targets, self.targets)
+        self._check_expiry(entry_name, entry.expires)
+        self._check_names(entry_name, "there is no target", entry.targets, self.targets)
         if isinstance(entry, Deviation):
             self._check(entry)
         return entry
 
-    def _check_expiry(self, what: str, text: str) -> None:
+    def _check_expiry(self, entry_name: str, text: str) -> None:
         try:
             is_expired(text)
         except (ValueError, InvalidRequirement):
-            self.problems.append(f"{what}: expires = {text!r} is neither a date (2027-01-31) nor like 'onnxruntime>=2'")
+            self.problems.append(
+                f"{entry_name}: expires = {text!r} is neither a date (2027-01-31) nor a requirement (onnxruntime>=2)"
+            )
 
-    def _check_names(self, what: str, problem: str, names: Sequence[str], known: Collection[str]) -> None:
+    def _check_names(self, entry_name: str, problem: str, names: Sequence[str], known: Collection[str]) -> None:
         self.problems += [
-            f"{what}: {problem} {name!r}{_suggest_similar(name, known)}" for name in names if name not in known
+            f"{entry_name}: {problem} {name!r}{_suggest_similar(name, known)}" for name in names if name not in known
         ]
 
     def _check(self, d: Deviation) -> None:
         forms = [form for form in DEVIATION_FORMS if getattr(d, form)]
         if len(forms) != 1:
             found = " and ".join(forms) or "none"
-            self.problems.append(
-                f"{d.id}: one of {', '.join(DEVIATION_FORMS)} says what happens instead; it has {found}"
-            )
+            self.problems.append(f"{d.id}: an entry needs one of {', '.join(DEVIATION_FORMS)}, and has {found}")
         self._check_names(d.id, "no plugin declares the operator", d.operators, self.registry.operators)
         self._check_names(d.id, "there is no dtype", d.dtypes, DTYPE_NAMES)
         for op in (self.registry.operators[name] for name in d.operators if name in self.registry.operators):
             self._check_names(d.id, f"{op.name} has no attribute", [*d.attributes], op.attributes)
         for kind in (*d.replace, *(k.removeprefix("operand-") for k in d.free)):
             if kind not in ELEMENT_KINDS:
-                self.problems.append(f"{d.id}: {kind!r} is no kind of element; kinds are {', '.join(ELEMENT_KINDS)}")
+                self.problems.append(
+                    f"{d.id}: unknown kind of element {kind!r}. Use one of {', '.join(ELEMENT_KINDS)}."
+                )
         for name in d.replace.values():
             if name not in SUBSTITUTE_ELEMENTS:
                 self.problems.append(
-                    f"{d.id}: an element cannot become {name!r}; it can {', '.join(SUBSTITUTE_ELEMENTS)}"
+                    f"{d.id}: unknown replacement {name!r}. Use one of {', '.join(SUBSTITUTE_ELEMENTS)}."
                 )
         if d.replica and not re.fullmatch(r"[\w.]+:\w+", d.replica):
             self.problems.append(f"{d.id}: replica = {d.replica!r} is not of the form package.module:function")
@@ -289,7 +295,7 @@ class _DeclarationReader:
         try:
             re.compile(d.error)
         except re.error as error:
-            self.problems.append(f"{d.id}: error = {d.error!r} is no regular expression: {error}")
+            self.problems.append(f"{d.id}: error = {d.error!r} is not a regular expression: {error}")
 
     def _check_replica(self, d: Deviation) -> None:
         try:
@@ -298,7 +304,7 @@ class _DeclarationReader:
             self.problems.append(f"{d.id}: replica = {d.replica!r} cannot be imported: {type(error).__name__}: {error}")
         else:
             if not callable(found):
-                self.problems.append(f"{d.id}: replica = {d.replica!r} is {found!r}, which cannot be called")
+                self.problems.append(f"{d.id}: replica = {d.replica!r} is {found!r}, which is not callable")
 
 
 def import_replica(deviation: Deviation) -> Callable[..., Any]:

@@ -21,9 +21,8 @@ def make_unjudged_comparison(operator: str, dtype: torch.dtype) -> Comparison:
     """Return the not-run comparison for an operator with an operand or result of a dtype that is not judged."""
     known = ", ".join(_dtype_name(d) for d in JUDGED_DTYPES)
     message = (
-        f"{operator} takes or returns {_dtype_name(dtype)}, which the suite does not judge: let its "
-        "samples draw calls that "
-        f"take and return nothing but {known}, or hold it against eager in a test of your own"
+        f"{operator} takes or returns {_dtype_name(dtype)}, which the suite does not judge. Let its samples draw calls "
+        f"with only {known}, or compare it with eager in your own test."
     )
     return make_not_run(Reason.UNJUDGED_DTYPE, message)
 

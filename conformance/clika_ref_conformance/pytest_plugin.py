@@ -10,11 +10,11 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a run."""
     group = parser.getgroup("clika-ref conformance")
-    group.addoption("--target", help="The target to test: an installed one, 'identity', or package.module:TARGET.")
-    group.addoption("--profile", default="quick", help="How thorough: quick, ci or nightly.")
-    group.addoption("--conformance-seed", type=int, default=None, help="Of all that is drawn.")
-    group.addoption("--conformance-out", default=None, help="Write the report and reproducers into this folder.")
-    group.addoption("--conformance-workers", type=int, default=2, help="Processes.")
+    group.addoption("--target", help="Target to test: an installed one, 'identity', or package.module:TARGET.")
+    group.addoption("--profile", default="quick", help="Profile: quick, ci or nightly. Each tests more.")
+    group.addoption("--conformance-seed", type=int, default=None, help="Seed of all random draws.")
+    group.addoption("--conformance-out", default=None, help="Folder for the report and the reproducers.")
+    group.addoption("--conformance-workers", type=int, default=2, help="Number of worker processes.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ from clika_ref_conformance.verdicts import Comparison, Reason, Verdict
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """`Outcome` as sent by its worker: without tensors, JSON-serializable."""
 
     task: Task
@@ -24,7 +24,7 @@ class Result:
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Attributes and shapes of the case that decided, as text."""
     deviations: tuple[str, ...] = ()
-    watched: tuple[str, ...] = ()
+    applicable: tuple[str, ...] = ()
     seconds: float = 0.0
     reproducer: str = ""
     """Path of the zip relative to the folder of the report, with ``/``; empty if there is none."""
@@ -37,7 +37,7 @@ class Result:
     @property
     def is_abandoned(self) -> bool:
         """Whether the run, or its attempts at the task, ended before this check; such a result proves nothing."""
-        return self.comparison.reason == Reason.GIVEN_UP
+        return self.comparison.reason == Reason.ABANDONED
 
     @property
     def is_skipped_after_failures(self) -> bool:
@@ -45,7 +45,7 @@ class Result:
         return self.comparison.reason == Reason.ENOUGH_FAILURES
 
     @classmethod
-    def of(cls, task: Task, outcome: Outcome, reproducer: str = "") -> Result:
+    def of(cls, task: Task, outcome: Outcome, reproducer: str = "") -> CheckResult:
         """Return the result of an outcome, with facts converted to text."""
         facts = {} if outcome.case is None else {k: str(v) for k, v in outcome.case.facts.items()}
         return cls(
@@ -55,7 +55,7 @@ class Result:
             outcome.run,
             facts,
             tuple(outcome.deviations),
-            tuple(outcome.watched),
+            tuple(outcome.applicable),
             outcome.seconds,
             reproducer,
         )
@@ -72,11 +72,11 @@ class RunRecord:
     """Versions, processor, limits, and environment variables that affect numerics."""
     plan: Mapping[Task, Sequence[str]]
     """Names of the checks of every task, known before the task ran."""
-    results: Sequence[Result]
+    results: Sequence[CheckResult]
     """Results in the order of the plan."""
     seconds: float = 0.0
     deviations: Sequence[Mapping[str, Any]] = ()
-    """Each declared deviation: ``id``, ``reason``, ``link``, and how often it was ``seen`` and ``watched``."""
+    """Each declared deviation: ``id``, ``reason``, ``link``, and counts of checks, ``occurred`` and ``applicable``."""
     problems: Sequence[str] = ()
     """Problems of the run as a whole, such as deviations that match nothing or no longer occur. Each fails the run."""
     doubts: Sequence[str] = ()
@@ -100,7 +100,7 @@ class RunRecord:
         return {verdict: found[verdict] for verdict in Verdict if found[verdict]}
 
     @property
-    def failures(self) -> list[Result]:
+    def failures(self) -> list[CheckResult]:
         """Results that fail the run."""
         return [result for result in self.results if result.verdict.is_failure]
 

@@ -13,7 +13,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.export.interface import name_interface
-from clika_ref_conformance.cases import Case, Check, Task
+from clika_ref_conformance.cases import Check, GraphCase, Task
 from clika_ref_conformance.deviations import Deviation, ExpectedFailure
 from clika_ref_conformance.profiles import Profile
 
@@ -41,7 +41,7 @@ class Suite:
         """Formats that the target declares for its arithmetic, if they differ from the dtypes."""
         return tuple(self.target.arithmetic)
 
-    def lower_graph(self, case: Case) -> Graph:
+    def lower_graph(self, case: GraphCase) -> Graph:
         """Return the graph to compile for a case: a clone, after the export's own passes if the case requests them.
 
         As in an export, each output is the result of a node, and no two outputs are the same value. Otherwise, a
@@ -50,13 +50,13 @@ class Suite:
         graph = case.graph.clone()
         if case.passes:
             lower(graph, self.registry, self.target)
-        twice = len({id(v) for v in graph.outputs}) < len(graph.outputs)
-        if twice or any(v.producer is None for v in graph.outputs):
+        has_duplicates = len({id(v) for v in graph.outputs}) < len(graph.outputs)
+        if has_duplicates or any(v.producer is None for v in graph.outputs):
             name_interface(graph, self.registry.operators, (), ())
         return graph
 
 
-class Level(Protocol):
+class LevelModule(Protocol):
     """Interface of a module in `clika_ref_conformance.levels`."""
 
     def tasks(self, suite: Suite) -> list[Task]:
@@ -68,4 +68,4 @@ class Level(Protocol):
         ...
 
 
-Levels = Mapping[str, Level]
+Levels = Mapping[str, LevelModule]

@@ -31,7 +31,7 @@ def test_target_matches_eager(task: Task, conformance_run: Execution) -> None:
 
 def test_run_proves_enough(conformance_run: Execution) -> None:
     """Fail with the problems of the run as a whole, as the command line does with its exit status."""
-    conformance_run.go()
+    conformance_run.run()
     record = conformance_run.record(0.0)
     passed = [f"{r.task}: {r.name}: {r.comparison.message}" for r in record.results if r.verdict is Verdict.XPASS]
     found = [*record.problems, *record.doubts, *record.find_accounting_errors(), *passed[:MAX_SHOWN_FAILURES]]

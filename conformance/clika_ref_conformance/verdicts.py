@@ -54,28 +54,28 @@ _HARMLESS_VERDICTS = frozenset(
 class Reason(StrEnum):
     """Category of the reason why a check was not run. Reports count by it, since messages quote individual calls."""
 
-    NO_KERNEL = "eager has no kernel for it"
-    UNNAMED_DTYPE = "eager refuses a dtype that the samples do not name"
-    UNJUDGED_DTYPE = "it needs a dtype that is not judged"
-    REFUSED_CALL = "eager refuses the call that was drawn"
-    FEW_CALLS = "there are fewer different calls than are planned"
-    AMBIGUOUS = "rounding decides too many of its elements"
-    SAMPLES = "the samples are at fault, as another check reports"
-    NOTHING_TO_LOOK_AT = "no call shows what the check is of"
+    NO_KERNEL = "eager has no kernel"
+    UNLISTED_DTYPE = "eager rejects a dtype that the samples do not list"
+    UNJUDGED_DTYPE = "the suite does not judge one of its dtypes"
+    REJECTED_CALL = "eager rejects the drawn call"
+    FEW_CALLS = "there are fewer different calls than planned"
+    AMBIGUOUS = "rounding decides too many elements"
+    SAMPLES = "the samples are wrong, as another check reports"
+    NO_SUITABLE_CALL = "no drawn call suits the check"
     NOT_SENSITIVE = "no call depends on the attribute"
-    NO_SIZES = "it has no sizes that may vary"
-    NO_NODES = "the target refuses all of it"
-    NOT_TOGETHER = "its cases are run one by one"
-    FAILS_HERE = "the target fails on it in other levels too"
-    ENOUGH_FAILURES = "its task had failed often enough"
-    GIVEN_UP = "its task was given up"
-    GONE = "it is no longer planned"
+    NO_SIZES = "no size may vary"
+    NO_NODES = "the target rejects every call of the graph"
+    RUN_SEPARATELY = "the cases run one by one"
+    FAILS_ELSEWHERE = "the target fails in other levels, too"
+    ENOUGH_FAILURES = "the task failed often enough"
+    ABANDONED = "the task was abandoned"
+    NO_LONGER_PLANNED = "the check is no longer planned"
 
 
 PROVING_VERDICTS = frozenset({Verdict.PASS, Verdict.DEVIATION})
 """Verdicts that prove something about the target."""
 
-COUNT_FIELDS = ("elements", "ambiguous", "unstable", "strayed")
+COUNT_FIELDS = ("elements", "ambiguous", "unstable", "unstable_finite")
 """Element counts of a comparison, in the order of its fields."""
 
 
@@ -98,7 +98,7 @@ class Comparison:
     """Elements with a class that rounding decides, such as ``floor(x / x)``: either result is correct."""
     unstable: int = 0
     """Elements where eager itself exceeds the bound; they are compared with eager only."""
-    strayed: int = 0
+    unstable_finite: int = 0
     """Unstable elements where eager and exact arithmetic give numbers, so that no overflow or NaN explains them."""
     reason: str = ""
     """`Reason` why the check was not run; empty for all other verdicts."""

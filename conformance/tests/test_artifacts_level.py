@@ -52,8 +52,8 @@ def test_artifacts_files_transfer_and_damage_raises(tmp_path):
     """Artifacts run in another process, and damaged files raise typed errors."""
     found = outcomes("files", suite_of(tmp_path))
     assert {name: o.comparison.message for name, o in found.items() if o.verdict is not Verdict.PASS} == {}
-    assert {"inputs of one shape", "two weights apart", "damaged-0", "damaged-7"} <= found.keys()
-    assert "cut to nothing: TargetError" in found["damaged-0"].comparison.message
+    assert {"inputs of equal shape", "external weights", "damaged-0", "damaged-7"} <= found.keys()
+    assert "truncated to nothing: TargetError" in found["damaged-0"].comparison.message
 
 
 @pytest.mark.slow
@@ -69,12 +69,12 @@ def test_artifacts_operator_calls_share_one_fresh_process(tmp_path):
     """Calls of operators run in one other process."""
     suite = suite_of(tmp_path)
     for name in ("softmax", "max", "conv2d"):
-        assert outcomes(name, suite)["carried over"].verdict is Verdict.PASS
+        assert outcomes(name, suite)["transferred"].verdict is Verdict.PASS
     process = artifacts.ArtifactChecks(suite).fresh.process
     assert process is not None
     outcomes("relu", suite)
     assert artifacts.ArtifactChecks(suite).fresh.process is process
-    assert outcomes("rand", suite)["carried over"].verdict is Verdict.PASS
+    assert outcomes("rand", suite)["transferred"].verdict is Verdict.PASS
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_artifacts_bytes_differ_per_compile_fails(tmp_path):
             Path(f"{path}.stamp").write_text(secrets.token_hex(), encoding="utf-8")
             return artifact
 
-    (found,) = outcomes("files", suite_of(tmp_path, Stamped()), "inputs of one shape").values()
+    (found,) = outcomes("files", suite_of(tmp_path, Stamped()), "inputs of equal shape").values()
     assert found.verdict is Verdict.NONDETERMINISTIC
     assert "twice in one process" in found.comparison.message
 
@@ -127,7 +127,7 @@ def test_artifacts_bytes_differ_per_process_fails(tmp_path):
             Path(f"{path}.process").write_text(str(os.getpid()), encoding="utf-8")
             return artifact
 
-    (found,) = outcomes("files", suite_of(tmp_path, Signed()), "inputs of one shape").values()
+    (found,) = outcomes("files", suite_of(tmp_path, Signed()), "inputs of equal shape").values()
     assert found.verdict is Verdict.NONDETERMINISTIC
     assert "another process" in found.comparison.message
 
@@ -145,7 +145,7 @@ def test_artifacts_reordered_inputs_fail(tmp_path):
             runner = RUNTIME.load(artifact)
             return lambda inputs: runner(inputs[::-1] if len(inputs) > 1 else inputs)  # right here, wrong in a file
 
-    (found,) = outcomes("files", suite_of(tmp_path, Sorted()), "inputs of one shape").values()
+    (found,) = outcomes("files", suite_of(tmp_path, Sorted()), "inputs of equal shape").values()
     assert found.verdict is Verdict.VALUE
     assert "output 0 differs where another process loads the artifact" in found.comparison.message
 
@@ -159,9 +159,9 @@ def test_artifacts_random_results_report_nondeterministic(tmp_path):
             runner = RUNTIME.load(artifact)
             return lambda inputs: [t + secrets.randbelow(2**20) for t in runner(inputs)]
 
-    (found,) = outcomes("files", suite_of(tmp_path, Rolling()), "inputs of one shape").values()
+    (found,) = outcomes("files", suite_of(tmp_path, Rolling()), "inputs of equal shape").values()
     assert found.verdict is Verdict.NONDETERMINISTIC
-    assert "once more in one process" in found.comparison.message
+    assert "loaded and run again in one process" in found.comparison.message
 
 
 @pytest.mark.slow
@@ -174,14 +174,14 @@ def test_fresh_process_separates_typed_raw_and_crash(tmp_path):
         fresh.run(Artifact(broken, "onnxruntime", ("x",), ("y",)), [torch.zeros(1)])
     assert typed.value.kind == "typed"
     with pytest.raises(FreshProcessError) as raw:
-        fresh.ask({"do": "run"})
+        fresh.request({"do": "run"})
     assert (raw.value.kind, str(raw.value)) == ("raw", "KeyError: 'names'")
     fresh.process.kill()
     with pytest.raises(FreshProcessError, match=r"the other process died \(signal 9\)") as crash:
-        fresh.ask({"do": "run"})
+        fresh.request({"do": "run"})
     assert crash.value.kind == "crash"
     with pytest.raises(FreshProcessError) as raw:  # it is started again
-        fresh.ask({"do": "run"})
+        fresh.request({"do": "run"})
     assert raw.value.kind == "raw"
     fresh.close()
 
@@ -191,8 +191,8 @@ def test_fresh_process_no_answer_ends_with_hang(tmp_path):
     """A process that does not answer is ended."""
     suite = suite_of(tmp_path)
     fresh = FreshProcess(replace(suite, profile=replace(PROFILE, case_seconds=0.0)))
-    with pytest.raises(FreshProcessError, match="gave no answer for 0 s") as hang:
-        fresh.ask({"do": "run"})
+    with pytest.raises(FreshProcessError, match="did not answer within 0 s") as hang:
+        fresh.request({"do": "run"})
     assert hang.value.kind == "hang"
     assert fresh.process is None
 
@@ -238,7 +238,7 @@ def test_transfer_raw_run_error_reports_not_run(tmp_path):
     suite = suite_of(tmp_path, Deaf())
     found = artifacts.ArtifactChecks(suite).transfer(artifacts.make_input_order_case(suite))
     assert found.verdict is Verdict.NOT_RUN
-    assert found.comparison.message.endswith("which other levels show: the device is gone")
+    assert found.comparison.message.endswith("as other levels report: the device is gone")
 
 
 def test_artifacts_unsupported_files_report_unsupported(tmp_path):
@@ -246,11 +246,11 @@ def test_artifacts_unsupported_files_report_unsupported(tmp_path):
     found = outcomes("files", suite_of(tmp_path, Beginner()))
     assert {o.verdict for o in found.values()} == {Verdict.UNSUPPORTED}
     assert found["damaged-0"].comparison.message == "matmul: only relu so far"
-    assert found["inputs of one shape"].comparison.message == "sub: only relu so far"
+    assert found["inputs of equal shape"].comparison.message == "sub: only relu so far"
 
 
 def test_artifacts_unsupported_random_graphs_not_run(tmp_path):
     """Graphs are not run if the target supports none of their calls."""
     found = outcomes("random graphs", suite_of(tmp_path, Beginner(known=())))
     assert {o.verdict for o in found.values()} == {Verdict.NOT_RUN}
-    assert found["graph-000"].comparison.message == "the target refuses every call that was drawn for the graph"
+    assert found["graph-000"].comparison.message == "the target rejects every call that was drawn for the graph"

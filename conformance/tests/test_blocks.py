@@ -69,11 +69,11 @@ def test_blocks_wrong_top1_counted(tmp_path, monkeypatch):
     task = blocks.tasks(suite(tmp_path))[-2]
     assert task.subject == "classes"
     *_, right = blocks.checks(task, suite(tmp_path))
-    assert right.run().comparison.message == "96 of 96 choices are eager's"
+    assert right.run().comparison.message == "96 of 96 best classes are those of exact arithmetic"
     *_, wrong = blocks.checks(task, suite(tmp_path, Negating("linear")))
     found = wrong.run()
     assert found.verdict is Verdict.VALUE
-    assert "in 96 the best leads by more than 40 errors of eager" in found.comparison.message
+    assert "96 of the others lead by more than 40 times eager's error" in found.comparison.message
 
 
 def test_compare_top1_tie_within_rounding_passes():
@@ -82,7 +82,7 @@ def test_compare_top1_tie_within_rounding_passes():
     eager = exact.float()
     found = compare_top1(eager, exact, torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
     assert found.verdict is Verdict.PASS
-    assert found.message == "1 of 2 choices are eager's"
+    assert found.message == "1 of 2 best classes are those of exact arithmetic"
     assert compare_top1(eager, exact, torch.tensor([[1.0, 2.0], [1.0, 0.0]])).verdict is Verdict.VALUE
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.execution.case_checks import (
     has_same_bits,
     is_in_share,
@@ -46,17 +46,17 @@ def test_run_case_faultless_target_passes(tmp_path, passes):
     [
         ("refuses", Verdict.UNSUPPORTED, "relu: it is a Tuesday"),
         ("refusal-raises", Verdict.CONTRACT, "unsupported_reason.* failed: KeyError: 'rank'"),
-        ("refusal-empty", Verdict.CONTRACT, "unsupported_reason.* is '': return None, or the reason in words"),
-        ("refusal-number", Verdict.CONTRACT, "unsupported_reason.* is 3: return None, or the reason in words"),
-        ("compile-raises", Verdict.UNDECLARED, "compiling failed, and the target did not refuse.*no such kernel"),
-        ("compile-leaves", Verdict.UNDECLARED, "compiling failed, and the target did not refuse.*usage: compiler FILE"),
+        ("refusal-empty", Verdict.CONTRACT, "unsupported_reason.* returned ''. Return None, or the reason as text."),
+        ("refusal-number", Verdict.CONTRACT, "unsupported_reason.* returned 3. Return None, or the reason as text."),
+        ("compile-raises", Verdict.UNDECLARED, "compiling failed, and the target did not reject.*no such kernel"),
+        ("compile-leaves", Verdict.UNDECLARED, "compiling failed, and the target did not reject.*usage: compiler FILE"),
         ("load-raises", Verdict.ARTIFACT, "loading the artifact failed.*the file is damaged"),
         ("run-raises", Verdict.UNDECLARED, "running failed.*illegal instruction"),
         ("memory", Verdict.MEMORY, "compiling ran out of memory"),
         ("no-list", Verdict.STRUCTURE, "returned a Tensor instead of a list of tensors"),
         ("arrays", Verdict.STRUCTURE, "returned a list of ndarray instead"),
-        ("elsewhere", Verdict.STRUCTURE, "output 0 is strided on meta; a runner returns strided tensors on the CPU"),
-        ("sparse", Verdict.STRUCTURE, "output 0 is sparse_coo on cpu; a runner returns strided tensors on the CPU"),
+        ("elsewhere", Verdict.STRUCTURE, "output 0 is strided on meta. Return strided tensors on the CPU."),
+        ("sparse", Verdict.STRUCTURE, "output 0 is sparse_coo on cpu. Return strided tensors on the CPU."),
         ("too-many", Verdict.STRUCTURE, "returned 2 outputs instead of 1"),
         ("too-few", Verdict.STRUCTURE, "returned 0 outputs instead of 1"),
         ("dtype", Verdict.STRUCTURE, "float64"),
@@ -64,7 +64,7 @@ def test_run_case_faultless_target_passes(tmp_path, passes):
         ("view", Verdict.CONTRACT, "output 0 is a view of input 0"),
         ("array-view", Verdict.CONTRACT, "output 0 is a view of input 0"),
         ("writes", Verdict.CONTRACT, "wrote into its input 0"),
-        ("reuses", Verdict.CONTRACT, "a later run changed the tensors"),
+        ("reuses", Verdict.CONTRACT, "a later run changed the outputs"),
         ("value", Verdict.VALUE, ""),
     ],
 )
@@ -99,10 +99,10 @@ def test_run_case_written_weight_fails_and_gets_restored(tmp_path, monkeypatch, 
         monkeypatch.setattr(type(suite.target), "load", lambda *args: lambda inputs: [weight.mul_(-3)[:2] + inputs[0]])
     else:
         monkeypatch.setattr(type(suite.target), when, spoil(when))
-    outcome = run_case(Case("weighted", g, [Run("x", (X,))]), suite)
+    outcome = run_case(GraphCase("weighted", g, [CaseRun("x", (X,))]), suite)
     assert (outcome.verdict, outcome.comparison.message) == (
         Verdict.CONTRACT,
-        "the target wrote into the weight weight, which is the model's own",
+        "the target wrote into the weight weight, which belongs to the model",
     )
     assert torch.equal(weight, torch.ones(2, 3))
 
@@ -119,7 +119,7 @@ def test_run_case_keyboard_interrupt_in_worker_fails(tmp_path):
     finally:
         signal.signal(signal.SIGINT, before)
     assert outcome.verdict is Verdict.UNDECLARED
-    assert outcome.comparison.message == "compiling failed, and the target did not refuse: KeyboardInterrupt: "
+    assert outcome.comparison.message == "compiling failed, and the target did not reject the call: KeyboardInterrupt: "
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
@@ -132,7 +132,7 @@ def test_run_case_changing_bits_report_nondeterministic(tmp_path, fault, share, 
     found = run_case(case, suite)
     assert found.verdict is Verdict.NONDETERMINISTIC
     assert re.match(
-        r"output 0\[0, 0\] is (1001|1000.0\d+|1004.0|False) .*, and was (1000(.0)?|True); 6 of 6",
+        r"output 0\[0, 0\] is (1001|1000.0\d+|1004.0|False) .* instead of (1000(.0)?|True); 6 of 6",
         found.comparison.message,
     )
     assert run_case(case, suite_for(tmp_path)).verdict is Verdict.PASS
@@ -141,8 +141,8 @@ def test_run_case_changing_bits_report_nondeterministic(tmp_path, fault, share, 
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("wrong-in-turn", r"output 0.* on a second run, and was .* elements are others"),
-        ("wrong-in-turn-reused", r"output 0.* on a second run, and was .* elements are others"),
+        ("wrong-in-turn", r"output 0.* on a second run instead of .* elements differ"),
+        ("wrong-in-turn-reused", r"output 0.* on a second run instead of .* elements differ"),
         ("wrong-then-raises", r"on a second run: running failed.*; on the first: output 0.* instead of "),
     ],
 )
@@ -176,23 +176,23 @@ def test_run_case_input_or_repeated_output_passes(tmp_path):
     for value in (x, y, y):
         graph.add_output(value)
     suite = replace(suite_for(tmp_path), target=REGISTRY.targets["onnxruntime"])
-    outcome = run_case(Case("pass-through", graph, [Run("typical", (X,))]), suite)
+    outcome = run_case(GraphCase("pass-through", graph, [CaseRun("typical", (X,))]), suite)
     assert outcome.verdict is Verdict.PASS, outcome.comparison
 
 
 def test_run_case_call_rejected_by_eager_blames_sample(tmp_path):
     """A call that eager rejects is the fault of the sample."""
     case = case_of(("relu", {}))
-    case = replace(case, runs=[Run("wrong", (torch.ones(1, dtype=torch.complex64),))])
+    case = replace(case, runs=[CaseRun("wrong", (torch.ones(1, dtype=torch.complex64),))])
     outcome = run_case(case, suite_for(tmp_path))
     assert outcome.verdict is Verdict.SAMPLE
-    assert "eager refuses the call" in outcome.comparison.message
+    assert "eager rejects the call" in outcome.comparison.message
 
 
 def test_run_case_names_deciding_run(tmp_path):
     """The run that decides the verdict is named."""
     case = case_of(("exp", {}))
-    runs = [*case.runs, Run("last", (torch.full_like(X, torch.nan),))]
+    runs = [*case.runs, CaseRun("last", (torch.full_like(X, torch.nan),))]
     outcome = run_case(replace(case, runs=runs), suite_for(tmp_path, "no-nan"))
     assert (outcome.verdict, outcome.run) == (Verdict.SPECIAL, "last")
 
@@ -221,15 +221,15 @@ def test_run_case_ambiguous_run_defers_to_clear_run(tmp_path):
     x = graph.add_input(TensorType(torch.float32, (4,)), "x")
     build = Builder(graph, REGISTRY.operators)
     graph.add_output(build("floor", build("exp", build("log", x))))
-    near, clear = Run("near", (torch.tensor([2.0, 3.0, 5.0, 7.0]),)), Run("clear", (torch.tensor([2.5] * 4),))
+    near, clear = CaseRun("near", (torch.tensor([2.0, 3.0, 5.0, 7.0]),)), CaseRun("clear", (torch.tensor([2.5] * 4),))
     suite = suite_for(tmp_path)
     strict = replace(suite, profile=replace(suite.profile, trusts_eager=False))
-    alone = run_case(Case("step", graph, [near]), strict)
+    alone = run_case(GraphCase("step", graph, [near]), strict)
     assert alone.verdict is Verdict.NOT_RUN
-    assert alone.comparison.message == "rounding decides 4 of 4 elements: either is right"
-    both = run_case(Case("step", graph, [near, clear]), strict)
+    assert alone.comparison.message == "rounding decides 4 of 4 elements: both results are correct"
+    both = run_case(GraphCase("step", graph, [near, clear]), strict)
     assert (both.verdict, both.run) == (Verdict.PASS, "clear")
-    assert run_case(Case("step", graph, [near]), suite).verdict is Verdict.PASS, "these are eager's bits"
+    assert run_case(GraphCase("step", graph, [near]), suite).verdict is Verdict.PASS, "these are eager's bits"
 
 
 def test_select_representative_orders_verdicts():
@@ -246,5 +246,5 @@ def test_select_representative_sums_elements():
     """The elements of all runs are counted."""
     few = ("few", Comparison(Verdict.PASS, ratio=0.5, elements=3, unstable=1))
     many = ("many", Comparison(Verdict.PASS, elements=40, ambiguous=2, unstable=4))
-    run, told = select_representative([few, many])
-    assert (run, told.elements, told.ambiguous, told.unstable) == ("few", 43, 2, 5)
+    run, comparison = select_representative([few, many])
+    assert (run, comparison.elements, comparison.ambiguous, comparison.unstable) == ("few", 43, 2, 5)

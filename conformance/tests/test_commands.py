@@ -14,7 +14,7 @@ from clika_ref_cli import cli as core
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.cli import LEVELS, app
 from clika_ref_conformance.execution import levels
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reporting import run_console
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
@@ -50,7 +50,7 @@ def run(*arguments):
 
 
 def result(name="first", verdict=Verdict.PASS, message="", **changes):
-    return Result(TASK, name, Comparison(verdict, message), **changes)
+    return CheckResult(TASK, name, Comparison(verdict, message), **changes)
 
 
 def test_run_passing_prints_summary_and_exits_0(answer):
@@ -98,7 +98,7 @@ def test_run_doubts_printed_and_exit_3(answer):
 def test_run_failure_message_names_call_once(answer):
     """A failure names its call once."""
     facts = {"call": "relu(float32[3])"}
-    bare, quoting = "output 0 is off", "the samples draw relu(float32[3]), which eager refuses"
+    bare, quoting = "output 0 is off", "the samples draw relu(float32[3]), which eager rejects"
     answer(*(result(text, Verdict.VALUE, text, facts=facts) for text in (bare, quoting)))
     assert f"\n  relu(float32[3]): {bare}\n" in run().output
     assert f"\n  {quoting}\n" in run().output
@@ -107,7 +107,7 @@ def test_run_failure_message_names_call_once(answer):
 def test_run_many_failures_prints_first_20(answer):
     """Only the first failures are printed."""
     answer(*(result(str(i), Verdict.VALUE) for i in range(25)))
-    assert "... and 5 failures more" in run().output
+    assert "... and 5 more failures; --out" in run().output
 
 
 def test_run_missing_results_exit_3(answer):
@@ -116,13 +116,13 @@ def test_run_missing_results_exit_3(answer):
     found = run()
     assert found.exit_code == 3
     assert "operators/relu/float32: second: planned 1 times, 0 results" in found.output
-    assert "ACCOUNTS DO NOT ADD UP" in found.output
+    assert "COUNTS DO NOT ADD UP" in found.output
 
 
 def test_run_problems_and_deviations_printed(answer):
     """Problems and observed deviations are printed."""
-    seen = {"id": "d", "reason": "it does", "seen": 3, "watched": 4}
-    answer(result(), problems=("the deviation e is gone",), deviations=(seen, {**seen, "id": "f", "seen": 0}))
+    seen = {"id": "d", "reason": "it does", "occurred": 3, "applicable": 4}
+    answer(result(), problems=("the deviation e is gone",), deviations=(seen, {**seen, "id": "f", "occurred": 0}))
     found = run()
     assert found.exit_code == 1
     assert "the deviation e is gone" in found.output
@@ -133,7 +133,7 @@ def test_run_problems_and_deviations_printed(answer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "nobody"], "no target is called 'nobody'"),
+        (["--target", "nobody"], "there is no target 'nobody'"),
         (["--profile", "slow"], "there is no profile 'slow'"),
         (["--level", "operator"], "there is no level 'operator'; did you mean operators?"),
         (["--level", "xyz"], "there is no level 'xyz'. Levels are contract, operators,"),
@@ -142,7 +142,7 @@ def test_run_problems_and_deviations_printed(answer):
             ["-k", "relu", "-k", "rellu", "--level", "operators"],
             "no task of the levels operators contains rellu; did you",
         ),
-        (["--out", "/proc/nowhere"], "the folder /proc/nowhere for the report cannot be made"),
+        (["--out", "/proc/nowhere"], "cannot create the report folder /proc/nowhere"),
         (["--workers", "0"], "Invalid value for '--workers'"),
         (["--memory-limit", "-1"], "Invalid value for '--memory-limit'"),
         (["--case-seconds", "0"], "Invalid value for '--case-seconds'"),
@@ -200,7 +200,7 @@ def test_progress_reporter_prints_line_at_intervals(monkeypatch):
     bar = SimpleProgressBar(total=2, desc="Conformance of odd", unit="tasks", disable=True)
     watch = run_console.ProgressReporter("odd", bar, console)
     busy = SimpleNamespace(ended_tasks=0, workers=[SimpleNamespace(progress=SimpleNamespace(task=TASK))])
-    watch(Result(TASK, "a", Comparison(Verdict.VALUE)), busy)
+    watch(CheckResult(TASK, "a", Comparison(Verdict.VALUE)), busy)
     assert bar.desc == "Conformance of odd, 1 checks, 1 failed (operators/relu/float32)"
     assert console.file.getvalue() == ""
     watch.due = 0.0
@@ -217,6 +217,6 @@ def test_mutants_absent_from_the_wheel_are_misuse(command, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     done = CliRunner().invoke(app, [command])
     assert done.exit_code == 2
-    told = " ".join(done.stderr.split())
-    assert f"clika-ref conformance {command}: the installed clika-ref-conformance has no" in told
-    assert "Install it from a clone: pip install --editable ./conformance" in told
+    shown = " ".join(done.stderr.split())
+    assert f"cannot run clika-ref conformance {command}: the installed suite does not contain" in shown
+    assert "Install it from a clone: pip install --editable ./conformance" in shown

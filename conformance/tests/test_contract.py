@@ -77,9 +77,7 @@ def test_schema_without_types_or_docstring_fails(tmp_path):
     def silent(x: Tensor) -> Tensor:
         return x
 
-    assert (
-        outcome(silent, tmp_path, "schema").comparison.message == "silent has no docstring that says what it computes"
-    )
+    assert outcome(silent, tmp_path, "schema").comparison.message == "silent has no docstring. Describe its result."
 
 
 def test_samples_missing_fail_and_skip_other_checks(tmp_path):
@@ -87,7 +85,7 @@ def test_samples_missing_fail_and_skip_other_checks(tmp_path):
     mute = declared()
     found = outcome(mute, tmp_path, "samples")
     assert found.verdict is Verdict.CONTRACT
-    assert "bare has no samples, so nothing is known of it; declare some with @bare.samples" in found.comparison.message
+    assert "bare has no samples, so it cannot be tested. Declare some with @bare.samples." in found.comparison.message
     assert outcome(mute, tmp_path, "consumption").verdict is Verdict.NOT_RUN
 
 
@@ -96,7 +94,7 @@ def test_samples_single_attribute_value_fails(tmp_path):
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note="a"))
     message = outcome(bare, tmp_path, "samples").comparison.message
-    assert message == "the samples of bare draw one value only of note: draw at least two"
+    assert message == "the samples of bare draw only one value of note: draw at least two"
 
 
 def test_consumption_unread_attribute_fails(tmp_path):
@@ -128,9 +126,9 @@ def test_samples_unknown_argument_blames_sampler(tmp_path):
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), kay=draw(s.choice(1, 2)), note="a"))
     message = outcome(bare, tmp_path, "samples").comparison.message
-    assert re.search(r"\(in test_contract\.py, line \d+: in what the samples that begin there return\)", message), (
-        message
-    )
+    assert re.search(
+        r"\(in test_contract\.py, line \d+: in the return value of the samples that begin there\)", message
+    ), message
 
 
 def test_samples_error_reports_draws_and_skips_checks(tmp_path):
@@ -142,7 +140,7 @@ def test_samples_error_reports_draws_and_skips_checks(tmp_path):
     message = found.comparison.message
     assert message.startswith("the samples of bare raise ZeroDivisionError: ")
     assert "(in test_contract.py, line " in message
-    assert "after it drew TensorSample(dtype=torch.float32, shape=()" in message
+    assert "after drawing TensorSample(dtype=torch.float32, shape=()" in message
     assert message.endswith(", 3")
     for name in ("unsupported-reason", "consumption", "sensitivity-k"):
         found = outcome(bare, tmp_path, name)
@@ -159,7 +157,7 @@ def test_samples_process_generator_fails(tmp_path, source):
     found = outcome(bare, tmp_path, "samples")
     assert found.verdict is Verdict.SAMPLE
     assert re.search(r"the samples of bare draw bare\(.*, and with the same seed bare\(", found.comparison.message)
-    assert found.comparison.message.endswith("nothing from the generators of random, torch or numpy")
+    assert found.comparison.message.endswith("not with the generators of random, torch or numpy.")
 
 
 def test_samples_tensors_compared_by_elements(tmp_path):
@@ -179,8 +177,8 @@ def test_sensitivity_attribute_without_effect_not_run(tmp_path):
     found = outcome(bare, tmp_path, "sensitivity-note")
     assert found.verdict is Verdict.NOT_RUN
     assert found.comparison.message == (
-        "note never changes what the samples of bare draw, on typical elements: that a target honours it shows only in "
-        "calls that differ in more, and on special elements"
+        "note never changes the result of the samples of bare, on typical elements. Only calls that differ in more, or "
+        "special elements, can show that a target ignores it."
     )
 
 
@@ -204,7 +202,7 @@ def test_unsupported_reason_blank_fails(tmp_path):
     suite = replace(suite_of(shift, folder=tmp_path), target=Mute())
     found = named(contract.checks(Task("contract", "shift"), suite), "unsupported-reason").run()
     assert found.verdict is Verdict.CONTRACT
-    assert found.comparison.message == "identity refuses shift without a reason: ' '"
+    assert found.comparison.message == "identity rejects shift without a reason: ' '"
 
 
 def test_unsupported_reason_blank_for_one_call_fails(tmp_path):
@@ -242,7 +240,7 @@ def test_samples_omissions_reported_together(tmp_path):
 
     three.samples(lambda draw, s: s.call(x := draw(s.tensor()), None, draw(s.tensor(shape=x.shape)), k=2))
     assert outcome(three, tmp_path, "samples").comparison.message == (
-        "the samples of three draw one value only of k: draw at least two; they never draw y; they never leave out z"
+        "the samples of three draw only one value of k: draw at least two; they never draw y; they never omit z"
     )
 
 
@@ -297,4 +295,4 @@ def test_trait_false_claim_fails_and_random_call_not_run(tmp_path):
     halved.random = True
     found = outcome(halved, tmp_path, "trait")
     assert found.verdict is Verdict.NOT_RUN
-    assert found.comparison.message == "no call of halved is the same twice and taken by eager"
+    assert found.comparison.message == "every call of halved is random, or eager rejects it"

@@ -67,8 +67,8 @@ def test_pair_coverage_best_prefers_new_triple():
     cover = PairCoverage(random.Random(0))
     for a, b, c in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
         cover.add([("a", a), ("b", b), ("c", c)])
-    assert cover.best([("a", 0), ("b", 0)], "c", (1, 1)) == 1
-    assert cover.best([("a", 0), ("b", 1)], "c", (1, 1)) == 0
+    assert cover.choose_option([("a", 0), ("b", 0)], "c", (1, 1)) == 1
+    assert cover.choose_option([("a", 0), ("b", 1)], "c", (1, 1)) == 0
 
 
 def test_draw_covering_calls_depends_on_seed():
@@ -155,7 +155,7 @@ def _(draw, s):
 def test_covering_draw_other_object_raises():
     """An object that is no description of `s` raises TypeError."""
     draw = CoveringDraw(PairCoverage(random.Random(0)), DtypeSelector(torch.float32, choices=False))
-    with pytest.raises(TypeError, match=r"draw\(\) takes a description made by `s`, not 3"):
+    with pytest.raises(TypeError, match=r"cannot draw 3: it is not a description made with `s`"):
         draw(3)
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Check, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Task
 from clika_ref_conformance.deviations import Declarations
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.messages import WorkerSetup
 from clika_ref_conformance.execution.run import RunPlan, RunRequest
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reporting import crash_reproducers, run_console
 from clika_ref_conformance.reporting.crash_reproducers import MAX_REPRODUCERS, add_crash_reproducers, record_crash
 from clika_ref_conformance.reporting.replay import read_reproducer
@@ -45,7 +45,7 @@ def checks(task, suite):
     def make():
         inputs = [torch.arange(float(n)) for n in (1, 3, 5)]
         graph = build_call_graph(suite.registry.operators["relu"], [torch.zeros(3)], {})
-        return Case("relu", graph, [Run("three", (inputs[1],))])
+        return GraphCase("relu", graph, [CaseRun("three", (inputs[1],))])
 
     return [
         Check("harmless", refuse),
@@ -62,7 +62,7 @@ def setup(out, target, seconds=30.0):
 
 def dead(name="row", verdict=Verdict.CRASH, task=TASK):
     """A check of which a worker died."""
-    return Result(task, name, Comparison(verdict, "the worker died (SIGSEGV)"))
+    return CheckResult(task, name, Comparison(verdict, "the worker died (SIGSEGV)"))
 
 
 def plan_into(out):
@@ -148,7 +148,7 @@ def test_record_crash_exit_status_0_recorded(tmp_path, monkeypatch, capfd):
     assert torch.equal(run.inputs[0], torch.arange(3.0))
     monkeypatch.chdir(HERE / "stand_ins")
     assert replay_in_process(tmp_path / path, "deadly_targets:Leaving") == 1
-    assert "crash: the target ended its process, with status 0" in capfd.readouterr().out
+    assert "crash: the target ended its process with status 0" in capfd.readouterr().out
     assert replay_in_process(tmp_path / path, "identity") == 0
     assert replay_in_process(tmp_path / "none.zip") == 2
 

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from clika_ref_conformance.cases import Run
+from clika_ref_conformance.cases import CaseRun
 from clika_ref_conformance.deviations import Deviation
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
 from clika_ref_conformance.execution.deviation_checks import judge_run
@@ -24,8 +24,8 @@ def test_judge_run_deviation_leaves_operator_unchanged():
     entry = Deviation("clip", ("relu",), "Inf is cut off", "none", "2099-01-01", replace={"inf": "max"})
     wrong = [torch.tensor([1.0, torch.finfo(torch.float32).max])]
     for _ in range(2):
-        found = judge_run(CaseReference(build_call_graph(relu, [x], {}), [x]), Run("inf", (x,)), wrong, [entry])
-        assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.DEVIATION, ("clip",), ("clip",))
+        found = judge_run(CaseReference(build_call_graph(relu, [x], {}), [x]), CaseRun("inf", (x,)), wrong, [entry])
+        assert (found.comparison.verdict, found.occurred, found.applicable) == (Verdict.DEVIATION, ("clip",), ("clip",))
     assert relu.reference is reference
     assert relu(x)[1] == math.inf
 
@@ -39,8 +39,8 @@ def test_judge_run_deviation_invalid_downstream_ignored():
     inputs = (torch.tensor([0.0, -1.0]), torch.zeros(1, 1))
     for form in ({"replace": {"0": "max"}}, {"free": ("0",)}):
         entry = Deviation("far", ("relu",), "0 is lost", "none", "2099-01-01", **form)
-        found = judge_run(CaseReference(graph, inputs), Run("zero", inputs), [torch.ones(2, 1)], [entry])
-        assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.VALUE, (), ())
+        found = judge_run(CaseReference(graph, inputs), CaseRun("zero", inputs), [torch.ones(2, 1)], [entry])
+        assert (found.comparison.verdict, found.occurred, found.applicable) == (Verdict.VALUE, (), ())
 
 
 def test_judge_run_free_element_frees_outputs_changed_by_nan():
@@ -53,7 +53,7 @@ def test_judge_run_free_element_frees_outputs_changed_by_nan():
     entry = Deviation("lost", ("relu",), "0 is lost", "none", "2099-01-01", free=("0",))
     for wrong, verdict in (([1.0, math.nan], Verdict.DEVIATION), ([math.nan, 1.0], Verdict.SPECIAL)):
         result = [torch.tensor(wrong)[:, None]]
-        found = judge_run(CaseReference(graph, inputs), Run("zero", inputs), result, [entry])
+        found = judge_run(CaseReference(graph, inputs), CaseRun("zero", inputs), result, [entry])
         assert found.comparison.verdict is verdict, found.comparison.message
 
 
@@ -66,7 +66,7 @@ def test_judge_run_free_element_frees_its_comparison():
     inputs = (torch.tensor([math.nan, 1.0]),)
     entry = Deviation("lost", ("relu",), "NaN is lost", "none", "2099-01-01", free=("nan",))
     for wrong, verdict in (([True, False], Verdict.DEVIATION), ([False, True], Verdict.VALUE)):
-        found = judge_run(CaseReference(graph, inputs), Run("nan", inputs), [torch.tensor(wrong)], [entry])
+        found = judge_run(CaseReference(graph, inputs), CaseRun("nan", inputs), [torch.tensor(wrong)], [entry])
         assert found.comparison.verdict is verdict, found.comparison.message
 
 
@@ -77,11 +77,14 @@ def test_judge_run_free_result_may_change_data_dependent_size():
     graph = build_call_graph(load_registry().operators["unique2"], [x], {"return_inverse": True})
     shorter = [torch.tensor([1.0]), torch.tensor([0, 0, 0]), torch.empty(0, dtype=torch.int64)]
     assert (
-        judge_run(CaseReference(graph, [x]), Run("nan", (x,)), shorter, [entry]).comparison.verdict is Verdict.DEVIATION
+        judge_run(CaseReference(graph, [x]), CaseRun("nan", (x,)), shorter, [entry]).comparison.verdict
+        is Verdict.DEVIATION
     )
     for wrong in (torch.tensor([[1.0]]), torch.tensor([1])):
-        found = judge_run(CaseReference(graph, [x]), Run("nan", (x,)), [wrong, *shorter[1:]], [entry]).comparison
+        found = judge_run(CaseReference(graph, [x]), CaseRun("nan", (x,)), [wrong, *shorter[1:]], [entry]).comparison
         assert found.verdict is Verdict.STRUCTURE, "another rank or dtype is never free"
     fixed = build_call_graph(load_registry().operators["sort"], [x], {"dim": 0})
-    found = judge_run(CaseReference(fixed, [x]), Run("nan", (x,)), [shorter[0], torch.tensor([0])], [entry]).comparison
+    found = judge_run(
+        CaseReference(fixed, [x]), CaseRun("nan", (x,)), [shorter[0], torch.tensor([0])], [entry]
+    ).comparison
     assert found.verdict is Verdict.STRUCTURE

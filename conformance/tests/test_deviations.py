@@ -1,4 +1,4 @@
-"""Declared deviations: read and refused, seen exactly where the target does what it declares, and missed when gone."""
+"""Declared deviations: read and rejected, which occur exactly where the target behaves as declared."""
 
 import datetime as dt
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Run, Task
+from clika_ref_conformance.cases import CaseRun, GraphCase, Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired, read_declarations
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.check_runner import BROKEN_PLAN_CHECK
@@ -18,7 +18,7 @@ from clika_ref_conformance.execution.declaration_accounting import (
 )
 from clika_ref_conformance.execution.levels import LEVELS, find_scopes
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
 from odd_targets import Odd
@@ -39,7 +39,7 @@ def deviation(**changes):
 
 
 def outcome_of(tmp_path, fault, *deviations, calls=(("relu", {}),), run="special", x=SPECIAL):
-    case = replace(case_of(*calls, x=x), runs=[Run(run, (x,))])
+    case = replace(case_of(*calls, x=x), runs=[CaseRun(run, (x,))])
     return run_case(case, suite_for(tmp_path, fault, deviations=deviations))
 
 
@@ -47,7 +47,7 @@ def test_run_case_undeclared_difference_fails(tmp_path):
     """A declared difference is a deviation; an undeclared one fails."""
     declared = deviation(replace={"nan": "0"})
     outcome = outcome_of(tmp_path, "no-nan", declared)
-    assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.DEVIATION, ["d"], ["d"])
+    assert (outcome.verdict, outcome.deviations, outcome.applicable) == (Verdict.DEVIATION, ["d"], ["d"])
     assert outcome.comparison.message == "d: it does"
     for other in (
         deviation(replace={"inf": "max"}),
@@ -71,22 +71,22 @@ def test_run_case_deviation_propagates_through_nodes(tmp_path):
     assert outcome_of(tmp_path, "no-nan", declared, calls=calls).verdict is Verdict.DEVIATION
 
 
-def test_run_case_deviation_without_effect_unwatched(tmp_path):
-    """A deviation that would not show is not watched."""
+def test_run_case_deviation_without_effect_not_applicable(tmp_path):
+    """A deviation that would not show is not applicable."""
     outcome = outcome_of(tmp_path, "", deviation(replace={"nan": "0"}), x=torch.ones(3))
-    assert (outcome.verdict, outcome.watched) == (Verdict.PASS, [])
+    assert (outcome.verdict, outcome.applicable) == (Verdict.PASS, [])
 
 
-def test_run_case_deviation_of_integers_unwatched(tmp_path):
+def test_run_case_deviation_of_integers_not_applicable(tmp_path):
     """Integers have no special values to replace."""
     outcome = outcome_of(tmp_path, "", deviation(replace={"-inf": "-max"}), x=torch.tensor([1, -2]))
-    assert (outcome.verdict, outcome.watched) == (Verdict.PASS, [])
+    assert (outcome.verdict, outcome.applicable) == (Verdict.PASS, [])
 
 
-def test_run_case_fixed_deviation_watched_not_seen(tmp_path):
-    """A deviation that is gone is watched and not seen."""
+def test_run_case_fixed_deviation_only_applicable(tmp_path):
+    """A deviation that no longer occurs is applicable, and did not occur."""
     outcome = outcome_of(tmp_path, "", deviation(replace={"nan": "0"}))
-    assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.PASS, [], ["d"])
+    assert (outcome.verdict, outcome.deviations, outcome.applicable) == (Verdict.PASS, [], ["d"])
 
 
 def test_run_case_free_elements_excuse_no_others(tmp_path):
@@ -109,7 +109,7 @@ def test_run_case_free_maximum_frees_its_index(tmp_path):
     pool = REGISTRY.operators["adaptive_max_pool1d"]
     for value in Builder(graph, REGISTRY.operators)(pool, x, output_size=(2,)):
         graph.add_output(value)
-    case = Case("pool", graph, [Run("nan", (torch.tensor([[[1.0, NAN, 2.0, 3.0]]]),))])
+    case = GraphCase("pool", graph, [CaseRun("nan", (torch.tensor([[[1.0, NAN, 2.0, 3.0]]]),))])
     free = deviation(operators=(pool.name,), free=("nan",))
     for fault, verdict in (("first-index-wrong", Verdict.DEVIATION), ("last-index-wrong", Verdict.SPECIAL)):
         assert run_case(case, suite_for(tmp_path, fault, deviations=(free,))).verdict is verdict
@@ -149,9 +149,9 @@ def test_run_case_error_deviation_matches_text(tmp_path, fault):
     """A deviation may declare an error by its text."""
     words = {"compile-raises": "no such k.rnel", "load-raises": "damaged", "run-raises": "illegal"}[fault]
     outcome = outcome_of(tmp_path, fault, deviation(error=words))
-    assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.DEVIATION, ["d"], ["d"])
+    assert (outcome.verdict, outcome.deviations, outcome.applicable) == (Verdict.DEVIATION, ["d"], ["d"])
     assert outcome_of(tmp_path, fault, deviation(error="other words")).verdict.is_failure
-    assert outcome_of(tmp_path, "", deviation(error=words)).watched == ["d"]
+    assert outcome_of(tmp_path, "", deviation(error=words)).applicable == ["d"]
 
 
 GOOD = """
@@ -199,38 +199,46 @@ def test_read_declarations_reads_entries_of_target(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('id = "relu-nan"', 'id = "relu-nan', r"deviations\.toml cannot be read"),
+        ('id = "relu-nan"', 'id = "relu-nan', r"cannot read the declarations in .*deviations\.toml"),
         ('id = "relu-nan"', "", r"an entry without id: id is missing"),
         (
             'operators = ["relu"]\nreplace',
             'operators = ["rellu"]\nreplace',
             r"no plugin declares the operator 'rellu'; did you mean relu",
         ),
-        ('replace = { nan = "0" }', "", r"relu-nan: one of replace, free, replica, error says .* it has none"),
-        ('replace = { nan = "0" }', 'replace = { nan = "0" }\nerror = "x"', "it has replace and error"),
-        ('{ nan = "0" }', '{ NaN = "0" }', r"'NaN' is no kind of element; kinds are nan, inf"),
-        ('{ nan = "0" }', '{ nan = "zero" }', r"an element cannot become 'zero'; it can nan, inf"),
+        ('replace = { nan = "0" }', "", r"relu-nan: an entry needs one of replace, free, replica, error, and has none"),
+        ('replace = { nan = "0" }', 'replace = { nan = "0" }\nerror = "x"', "and has replace and error"),
+        ('{ nan = "0" }', '{ NaN = "0" }', r"unknown kind of element 'NaN'. Use one of nan, inf"),
+        ('{ nan = "0" }', '{ nan = "zero" }', r"unknown replacement 'zero'. Use one of nan, inf"),
         ('runs = ["nan-*"]', 'runs = "nan-*"', r"relu-nan: runs = 'nan-\*' must be an array of strings$"),
         ('runs = ["nan-*"]', "runs = [1]", r"relu-nan: runs = \[1\] must be an array of strings$"),
         ('{ nan = "0" }', '"nan"', r"relu-nan: replace = 'nan' must be a table$"),
         ('runs = ["nan-*"]', 'dynamic = "no"', r"relu-nan: dynamic = 'no' must be true or false$"),
         ('task = "operators/sort/*"', 'task = ["a"]', r"\['a'\]: task = \['a'\] must be a string$"),
-        ('runs = ["nan-*"]', 'run = ["nan-*"]', r"relu-nan: there is no 'run'; did you mean runs"),
+        ('runs = ["nan-*"]', 'run = ["nan-*"]', r"relu-nan: unknown key 'run'; did you mean runs"),
         ('link = "https://example.org/1"', "", r"relu-nan: link is missing"),
         ('"2999-01-01"\n\n[[dev', '"soon"\n\n[[dev', r"relu-nan: expires = 'soon' is neither a date"),
-        ('id = "of-another"', 'id = "relu-nan"', r"relu-nan: the id is used twice"),
+        ('id = "of-another"', 'id = "relu-nan"', r"relu-nan: several entries have this id"),
         ('id = "of-another"', 'id = ["relu-nan"]', r"id = \['relu-nan'\] must be a string$"),
-        ('error = "x"', 'error = "("', r"of-another: error = '\(' is no regular expression"),
+        ('error = "x"', 'error = "("', r"of-another: error = '\(' is not a regular expression"),
         ('error = "x"', 'replica = "module.function"', r"replica = 'module\.function' is not of the form"),
         ('error = "x"', 'replica = "nowhere:sevens"', r"of-another: replica = 'nowhere:sevens' cannot be imported"),
-        ('error = "x"', 'replica = "odd_targets:__name__"', r"is 'odd_targets', which cannot be called"),
+        ('error = "x"', 'replica = "odd_targets:__name__"', r"is 'odd_targets', which is not callable"),
         ('error = "x"', 'replica = "odd_targets:eights"', r"'odd_targets:eights' cannot be imported: AttributeError"),
         ('runs = ["nan-*"]', 'dtypes = ["float23"]', r"relu-nan: there is no dtype 'float23'; did you mean float32"),
         ('runs = ["nan-*"]', "attributes = { dimm = 1 }", r"relu-nan: relu has no attribute 'dimm'"),
-        ('runs = ["nan-*"]', 'targets = ["identiti"]', r"relu-nan: no target is called 'identiti'"),
-        ("[[xfail]]", "[[xfial]]", r"there is no 'xfial'; did you mean xfail"),
-        ("[[xfail]]", "[xfail]", r"xfail is a single table: each entry begins with \[\[xfail\]\]"),
-        (GOOD, 'deviation = ["a", 3]', r"deviation is \['a', 3\]: each entry begins with \[\[deviation\]\]"),
+        ('runs = ["nan-*"]', 'targets = ["identiti"]', r"relu-nan: there is no target 'identiti'"),
+        ("[[xfail]]", "[[xfial]]", r"unknown key 'xfial'; did you mean xfail"),
+        (
+            "[[xfail]]",
+            "[xfail]",
+            r"xfail is a single table, not an array of tables. Begin each entry with \[\[xfail\]\]",
+        ),
+        (
+            GOOD,
+            'deviation = ["a", 3]',
+            r"deviation is \['a', 3\], not an array of tables. Begin each entry with \[\[deviation\]\]",
+        ),
     ],
 )
 def test_read_declarations_invalid_file_raises(tmp_path, old, new, message):
@@ -251,7 +259,7 @@ def test_read_declarations_finds_file_next_to_loaded_module(tmp_path, monkeypatc
 
 def test_read_declarations_missing_file_raises(tmp_path):
     """A declared file must exist."""
-    with pytest.raises(TargetError, match=r"nowhere\.toml cannot be read"):
+    with pytest.raises(TargetError, match=r"cannot read the declarations in .*nowhere\.toml: "):
         read_declarations(Odd(deviations=str(tmp_path / "nowhere.toml")), REGISTRY)
 
 
@@ -259,7 +267,9 @@ def test_find_scopes_unknown_task_raises(tmp_path):
     """An xfail of an unknown task raises; one of another profile is known."""
     suite = suite_for(tmp_path, "")
     entries = [xfail(task="operators/relu66/float32"), xfail(task="nothing/*"), xfail(task="operators/relu/*")]
-    said = r"names no task of any level and profile: 'operators/relu66/float32' \(did you mean '\S+'\?\), 'nothing/\*'$"
+    said = (
+        r"matches no task of any level and profile: 'operators/relu66/float32' \(did you mean '\S+'\?\), 'nothing/\*'$"
+    )
     with pytest.raises(TargetError, match=said):
         find_scopes(entries, suite, LEVELS)
     relu, half, late = *entries[2:], xfail(task="operators/abs/float16"), xfail(task="graphs/graphs-399")
@@ -307,17 +317,17 @@ def problems(declarations, *results, is_full=False, profile="quick", scopes=None
 
 
 def passed(name="first", **changes):
-    return Result(TASK, name, Comparison(Verdict.PASS), **changes)
+    return CheckResult(TASK, name, Comparison(Verdict.PASS), **changes)
 
 
 def test_find_problems_unseen_deviation_in_full_run_only():
-    """Only a full run reports a deviation that was watched and never seen."""
+    """Only a full run reports a deviation that was applicable and never occurred."""
     declared = Declarations((deviation(replace={"nan": "0"}),))
-    seen = passed(deviations=("d",), watched=("d",))
-    assert problems(declared, passed("second", watched=("d",)), seen, is_full=True) == []
-    unseen = passed(watched=("d",)), passed("second", watched=("d",))
+    seen = passed(deviations=("d",), applicable=("d",))
+    assert problems(declared, passed("second", applicable=("d",)), seen, is_full=True) == []
+    unseen = passed(applicable=("d",)), passed("second", applicable=("d",))
     (problem,) = problems(declared, *unseen, is_full=True)
-    assert "xpass: the deviation d was not seen in 2 checks" in problem
+    assert "xpass: the deviation d occurred in none of 2 applicable checks" in problem
     assert problems(declared, *unseen) == []
 
 
@@ -325,13 +335,13 @@ def test_find_problems_unmatched_deviation_in_full_run_only():
     """Only a full run that could match a deviation reports that it matches nothing."""
     declared = Declarations((deviation(replace={"nan": "0"}),))
     assert problems(declared, passed(), is_full=True) == [
-        "the deviation d concerns nothing in the plan: correct its matcher, or remove it"
+        "the deviation d matches no check of the plan. Correct its conditions, or remove it."
     ]
     half = Declarations((deviation(dtypes=("float16",), replace={"nan": "0"}),))
     assert problems(half, passed(), is_full=True) == []  # the profile has no float16
     never = Declarations((deviation(dtypes=("complex64",), replace={"nan": "0"}),))
     (problem,) = problems(never, passed(), is_full=True)  # no profile has it
-    assert "concerns nothing in the plan" in problem
+    assert "matches no check of the plan" in problem
 
 
 def test_find_problems_expired_entries_reported():
@@ -346,15 +356,15 @@ def xfail(**changes):
 
 def test_apply_expected_failures_passing_check_reports_xpass():
     """Expected failures are reported as xfail, and as xpass if they pass."""
-    failed = Result(TASK, "second", Comparison(Verdict.VALUE, "off by 3"))
+    failed = CheckResult(TASK, "second", Comparison(Verdict.VALUE, "off by 3"))
     entry = xfail()
     here, more = {entry: frozenset({TASK})}, {entry: frozenset({TASK, Task("operators", "relu", "float16")})}
     found = apply_expected_failures([passed(), failed], here)
     assert [r.verdict for r in found] == [Verdict.PASS, Verdict.XFAIL]
     assert "off by 3" in found[1].comparison.message
-    (gone,) = apply_expected_failures([passed()], here)
-    assert gone.verdict is Verdict.XPASS
-    assert "expected to fail (it does, nowhere), and passes" in gone.comparison.message
+    (found,) = apply_expected_failures([passed()], here)
+    assert found.verdict is Verdict.XPASS
+    assert "expected to fail (it does, nowhere), but passes" in found.comparison.message
     assert apply_expected_failures([passed()], more) == [passed()]  # it may fail in what was not run
     assert apply_expected_failures([failed], {xfail(check="first"): frozenset({TASK})}) == [failed]
 
@@ -366,16 +376,16 @@ def test_find_problems_unmatched_xfail_in_nightly_only(is_full, profile):
     third, other = xfail(check="third"), xfail(task="operators/*/float16", check="third")
     scopes = {third: frozenset({TASK}), other: frozenset({TASK, replace(TASK, dtype="float16")})}
     declared = Declarations((), (third, other))
-    told = ["xfail operators/relu/* third concerns nothing in the plan: correct its patterns, or remove it"]
+    expected = ["xfail operators/relu/* third matches no check of the plan. Correct its patterns, or remove it."]
     found = problems(declared, passed(), is_full=is_full, profile=profile, scopes=scopes)
-    assert found == (told if profile == "nightly" else [])  # others may lack the check, and this run lacks a task
+    assert found == (expected if profile == "nightly" else [])  # others may lack the check, and this run lacks a task
 
 
 def test_apply_expected_failures_other_draw_or_left_out_kept():
     """Numbered draws and checks left out are no reason to remove an xfail."""
     scope = frozenset({TASK})
     assert apply_expected_failures([passed("drawn-03")], {xfail(check="drawn-57"): scope}) == [passed("drawn-03")]
-    left = Result(TASK, "second", make_not_run(Reason.ENOUGH_FAILURES, "after 5 failures of one kind"))
+    left = CheckResult(TASK, "second", make_not_run(Reason.ENOUGH_FAILURES, "after 5 failures of one kind"))
     assert apply_expected_failures([passed(), left], {xfail(): scope}) == [passed(), left]
     found = apply_expected_failures([passed(), left], {xfail(check="first"): scope})
     assert [r.verdict for r in found] == [Verdict.XPASS, Verdict.NOT_RUN]
@@ -384,8 +394,8 @@ def test_apply_expected_failures_other_draw_or_left_out_kept():
 @pytest.mark.parametrize(
     "undone",
     [
-        Result(TASK, "second", make_not_run(Reason.GIVEN_UP, "the run was interrupted")),
-        Result(TASK, BROKEN_PLAN_CHECK, Comparison(Verdict.HANG, "while the task was planned")),
+        CheckResult(TASK, "second", make_not_run(Reason.ABANDONED, "the run was interrupted")),
+        CheckResult(TASK, BROKEN_PLAN_CHECK, Comparison(Verdict.HANG, "while the task was planned")),
     ],
 )
 def test_apply_expected_failures_unfinished_task_unchanged(undone):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Run, Task
+from clika_ref_conformance.cases import CaseRun, GraphCase, Task
 from clika_ref_conformance.drawing.reducing.dims import fix_symbols
 from clika_ref_conformance.drawing.symbolic.calls import make_symbolic_call
 from clika_ref_conformance.drawing.symbolic.graphs import make_dim_dynamic
@@ -136,7 +136,7 @@ def test_make_symbolic_call_equal_dims_of_one_draw_share_symbol():
 def test_make_symbolic_call_nonlinear_number_stays_fixed():
     """A call stays static if its numbers follow sizes by no expression."""
     found = make_symbolic_call(draw_replayable_call(made(halves, half, lambda op, x, length: x), "0"))
-    assert found == "its numbers follow the sizes by no expression"
+    assert found == "no expression of the sizes gives its numbers"
 
 
 def test_make_symbolic_call_topk_count_becomes_symbol():
@@ -168,7 +168,7 @@ def test_make_symbolic_call_clipped_number_stays_valid():
     for found in (make_symbolic_call(draw_replayable_call(select, str(n))) for n in range(30)):
         for run in [] if isinstance(found, str) else found.runs:
             fixed = fix_symbols(make_symbolic_case(found, [run], "sizes"), run)
-            assert interpret(fixed.graph, run.inputs)  # raises where eager refuses it
+            assert interpret(fixed.graph, run.inputs)  # raises if eager rejects it
 
 
 def beside(x: Tensor, y: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ def test_dynamic_frozen_size_fails(tmp_path):
 
     wrong = [o for o in outcomes(made(rows, flat, frozen), tmp_path) if o.verdict.is_failure]
     assert wrong
-    assert "so it is the dynamic form that is wrong" not in wrong[0].comparison.message
+    assert "so only the dynamic form is wrong" not in wrong[0].comparison.message
 
 
 def test_dynamic_failure_reduces_to_one_run_and_dim(tmp_path):
@@ -286,7 +286,7 @@ def test_dynamic_failure_reduces_to_one_run_and_dim(tmp_path):
         return op.reshape(x, (2 if is_symbolic(size[0]) else size[0], -1))
 
     wrong = next(o for o in outcomes(made(rows, flat, frozen), tmp_path) if o.verdict.is_failure)
-    assert "compiled for this size alone: pass, so it is the dynamic form that is wrong" in wrong.comparison.message
+    assert "compiled for this size only: pass, so only the dynamic form is wrong" in wrong.comparison.message
     (run,) = wrong.case.runs
     assert wrong.run == run.name
     assert [t.numel() for t in run.inputs] == [2]  # the least of which two rows can be made
@@ -323,7 +323,7 @@ def test_dynamic_stale_buffer_fails_dynamic_form(tmp_path):
     found = outcomes(made(negated, any_tensor, lambda op, x: op.Neg(x)), tmp_path, target=KeepsItsBuffer())
     wrong = [o for o in found if o.verdict is Verdict.VALUE]
     assert wrong
-    assert "so it is the dynamic form that is wrong" in wrong[0].comparison.message
+    assert "so only the dynamic form is wrong" in wrong[0].comparison.message
     assert len(wrong[0].case.runs) == 2
 
 
@@ -340,8 +340,8 @@ def test_dynamic_unsupported_symbol_fixed_and_others_vary(tmp_path):
     found = outcomes(made(negated, any_tensor, picky), tmp_path, shape_profiles=42)
     assert {o.verdict for o in found} <= {Verdict.PASS, Verdict.UNSUPPORTED}
     assert any((o.verdict is Verdict.PASS and o.case is None) or o.verdict is Verdict.PASS for o in found)
-    refused = [o for o in found if o.verdict is Verdict.UNSUPPORTED]
-    assert all("must be fixed" in o.comparison.message for o in refused)
+    rejected = [o for o in found if o.verdict is Verdict.UNSUPPORTED]
+    assert all("must be fixed" in o.comparison.message for o in rejected)
 
 
 def test_dynamic_operator_without_dims_not_run(tmp_path):
@@ -349,7 +349,7 @@ def test_dynamic_operator_without_dims_not_run(tmp_path):
     constant = made(negated, lambda draw, s: s.call(draw(s.tensor(rank=0))), lambda op, x: op.Neg(x))
     (first, _) = outcomes(constant, tmp_path)
     assert first.verdict is Verdict.NOT_RUN
-    assert first.comparison.message == "no side of the drawn call may vary"
+    assert first.comparison.message == "no dim of the drawn call may vary"
 
 
 def test_dynamic_random_operator_passes_unless_constant(tmp_path):
@@ -395,7 +395,7 @@ def grown(folder, *names):
     for name, *operands in names:
         value = build(name, value, *(graph.add_constant(o, "w") if isinstance(o, Tensor) else o for o in operands))
     graph.add_output(value)
-    return Case("grown", graph, [Run("typical", (torch.randn(4, 3),))]), suite
+    return GraphCase("grown", graph, [CaseRun("typical", (torch.randn(4, 3),))]), suite
 
 
 def test_make_dim_dynamic_fixed_graph_runs_at_each_length(tmp_path):
@@ -422,5 +422,5 @@ def test_make_dim_dynamic_dim_valid_only_at_0_stays_fixed():
     values = build("relu", graph.add_input(TensorType(torch.float32, (4, 3)), "x"))
     query, key = (graph.add_constant(torch.rand(n, 5), "w") for n in (2, 4))
     graph.add_output(build("scaled_dot_product_attention", query, key, values))
-    case = Case("attention", graph, [Run("typical", (torch.rand(4, 3),))])
+    case = GraphCase("attention", graph, [CaseRun("typical", (torch.rand(4, 3),))])
     assert make_dim_dynamic(case).facts["batch"] == 3  # eager takes 4 keys with no values, but with no other number

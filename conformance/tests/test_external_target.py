@@ -88,8 +88,8 @@ def test_external_target_matrix_has_static_and_dynamic_cells(report):
 def test_external_target_declared_deviation_seen(report):
     """The declared deviation is seen."""
     entries = {d["id"]: d for d in json.loads((report / "report.json").read_text())["deviations"]}
-    assert entries["log-of-softmax"]["seen"] > 0
-    assert entries["peepholes-of-zero"]["watched"] == 0, "nothing else was run"
+    assert entries["log-of-softmax"]["occurred"] > 0
+    assert entries["peepholes-of-zero"]["applicable"] == 0, "nothing else was run"
 
 
 @pytest.mark.slow
@@ -103,23 +103,23 @@ def test_external_target_undeclared_failures_replay(report, tmp_path):
     again = {case: clika_ref("replay", case, *words, folder=tmp_path) for case in (tmp_path / "cases").iterdir()}
     assert {replayed.returncode for replayed in again.values()} == {1}
     kinds = {replayed.stdout.partition(": ")[0]: case for case, replayed in again.items()}
-    told = json.loads((tmp_path / "report.json").read_text())["verdicts"]
-    assert set(kinds) == {verdict for verdict in told if verdict.startswith("fail:")}
+    verdicts = json.loads((tmp_path / "report.json").read_text())["verdicts"]
+    assert set(kinds) == {verdict for verdict in verdicts if verdict.startswith("fail:")}
     case = kinds["fail:special"]
     assert clika_ref("replay", case, "--target", "onnxruntime", folder=tmp_path).returncode == 0
-    refused = clika_ref("replay", case, folder=tmp_path)
-    assert refused.returncode == 2
-    assert "replay it with --target undeclared:TARGET" in refused.stderr
+    rejected = clika_ref("replay", case, folder=tmp_path)
+    assert rejected.returncode == 2
+    assert "Give its target yourself: --target undeclared:TARGET" in rejected.stderr
 
-    refused = clika_ref("diff", report / "report.json", tmp_path / "report.json", folder=tmp_path)
-    assert refused.returncode == 2
-    assert f"reports of two targets, {TARGET} and undeclared:TARGET" in " ".join(refused.stderr.split())
+    rejected = clika_ref("diff", report / "report.json", tmp_path / "report.json", folder=tmp_path)
+    assert rejected.returncode == 2
+    assert f"they are of two targets, {TARGET} and undeclared:TARGET" in " ".join(rejected.stderr.split())
     earlier = json.loads((report / "report.json").read_text()) | {"target": "undeclared:TARGET"}
     (tmp_path / "earlier.json").write_text(json.dumps(earlier))
-    worse = clika_ref("diff", "earlier.json", "report.json", folder=tmp_path)
-    assert worse.returncode == 1
-    assert worse.stdout.startswith("The old run was of `")
-    assert "worse: operators/log_softmax/float32: " in worse.stdout
+    regressed = clika_ref("diff", "earlier.json", "report.json", folder=tmp_path)
+    assert regressed.returncode == 1
+    assert regressed.stdout.startswith("The old run covers `")
+    assert "regression: operators/log_softmax/float32: " in regressed.stdout
     assert clika_ref("diff", "report.json", "earlier.json", folder=tmp_path).returncode == 0
     joined = clika_ref("report", report / "report.json", tmp_path / "report.json", "-o", "both.html", folder=tmp_path)
     assert joined.returncode == 0
@@ -134,4 +134,4 @@ def test_diff_other_json_named(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     done = clika_ref("diff", "a.json", "a.json", folder=tmp_path)
     assert done.returncode == 2
-    assert "a.json is no report of a conformance run" in done.stderr.replace("\n", " ")
+    assert "a.json': it is damaged, or no report of a run" in done.stderr.replace("\n", " ")

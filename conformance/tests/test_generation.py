@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.calls.hypothesis_driver import call_strategy
+from clika_ref_conformance.drawing.calls.hypothesis_driver import make_call_strategy
 from clika_ref_conformance.drawing.generation import collect, collect_without_mutations, shrink
 from hypothesis import strategies as st
 from sampled_operators import shift
@@ -55,10 +55,10 @@ def test_shrink_no_time_tries_nothing():
 
 def test_call_strategy_draws_dtype_and_shrinks():
     """Calls have the requested dtype and shrink to the plainest."""
-    found = collect(call_strategy(shift, torch.float64), 30, 0)
+    found = collect(make_call_strategy(shift, torch.float64), 30, 0)
     assert {d.call.operands[0].dtype for d in found} == {torch.float64}
     assert {d.call.attrs["twice"] for d in found} == {False, True}
-    smallest = shrink(call_strategy(shift, torch.float64), 30, 0, lambda d: d.call.attrs["twice"], 20)
+    smallest = shrink(make_call_strategy(shift, torch.float64), 30, 0, lambda d: d.call.attrs["twice"], 20)
     assert smallest.call.attrs == {"by": 0.0, "dim": 0, "twice": True}
     assert smallest.call.operands[0].shape == (1,)
     assert (smallest.seed, smallest.vector) == (0, 0)
@@ -73,21 +73,21 @@ def broken(x: torch.Tensor) -> torch.Tensor:
 def test_call_strategy_sampler_error_returned():
     """A sampler that fails gives its error in place of a call."""
     broken.samples(lambda draw, s: s.call(draw(s.tensor()), draw(s.integers(0, 1)) // 0))
-    (first, *_) = collect(call_strategy(broken, torch.float32), 5, 0)
+    (first, *_) = collect(make_call_strategy(broken, torch.float32), 5, 0)
     assert first.error.startswith("the samples of broken raise ZeroDivisionError: ")
 
 
 def test_call_strategy_draw_of_number_reported():
     """A sampler that passes a number to draw is reported."""
     broken.samples(lambda draw, s: s.call(draw(3)))
-    (first, *_) = collect(call_strategy(broken, torch.float32), 5, 0)
-    assert "draw() takes a description made by `s`, not 3" in first.error
+    (first, *_) = collect(make_call_strategy(broken, torch.float32), 5, 0)
+    assert "cannot draw 3: it is not a description made with `s`" in first.error
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_call_strategy_numbers_stay_in_bounds(dtype):
     """Ranks and attributes stay in their declared bounds."""
-    for drawn in collect(call_strategy(shift, dtype), 40, 1):
+    for drawn in collect(make_call_strategy(shift, dtype), 40, 1):
         (x,) = drawn.call.operands
         assert 1 <= x.rank <= 3
         assert -x.rank <= drawn.call.attrs["dim"] < x.rank

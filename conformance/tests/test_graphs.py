@@ -17,9 +17,9 @@ from clika_ref_conformance.drawing.graphs.graph_generator import MAX_ELEMENTS, G
 from clika_ref_conformance.drawing.graphs.random_graphs import (
     MAX_NODES,
     MIN_NODES,
-    graph_case_strategy,
     grow_graph,
     make_case,
+    make_graph_case_strategy,
     select_graph_operators,
 )
 
@@ -93,7 +93,7 @@ def test_grow_graph_repeats_operator_with_other_attributes(drawings):
 def test_graph_case_strategy_same_seed_repeats():
     """A strategy gives the same graphs for the same seed."""
     first, second, other = (
-        [str(c.graph) for c in collect(graph_case_strategy(OPERATORS), 5, seed)] for seed in (1, 1, 2)
+        [str(c.graph) for c in collect(make_graph_case_strategy(OPERATORS), 5, seed)] for seed in (1, 1, 2)
     )
     assert first == second
     assert first != other

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reporting.html_matrix import render_html, write_html
 from clika_ref_conformance.reporting.matrix import LETTER_BY_VERDICT, make_tabs, style_of
 from clika_ref_conformance.reporting.report_builder import make_report
@@ -19,7 +19,7 @@ EVIL = "<script>alert(1)</script>"
 def result(task, verdict=Verdict.PASS, message="", quality=1.0, reproducer=""):
     """A result of one check."""
     comparison = Comparison(verdict, message, 1e-7, 2e-7, 0.5, quality, elements=6)
-    return Result(task, "row-1", comparison, "typical", {"dim": "-1"}, reproducer=reproducer)
+    return CheckResult(task, "row-1", comparison, "typical", {"dim": "-1"}, reproducer=reproducer)
 
 
 def report(*results, target="onnxruntime", **changes):
@@ -111,7 +111,7 @@ def test_render_html_cell_opens_worst_case_per_verdict():
     """A cell opens the worst case of each of its verdicts."""
     task = Task("operators", "relu", "float32")
     first, second = result(task, Verdict.VALUE, "off by one"), result(task)
-    page = render_html([report(first, Result(task, "row-2", second.comparison))], ["."])
+    page = render_html([report(first, CheckResult(task, "row-2", second.comparison))], ["."])
     (indices,) = re.findall(r'data-d="([\d ]+)"', page)
     cases = [embedded(page)[int(i)] for i in indices.split()]
     assert [case["verdict"] for case in cases] == ["fail:value", "pass"]
@@ -123,14 +123,14 @@ def test_render_html_cell_opens_worst_case_per_verdict():
 def test_render_html_escapes_names_and_messages():
     """Names and messages are text in all parts of the page."""
     task = Task(f"level{EVIL}", f"a{EVIL}\"'", f"float{EVIL}")
-    evil = Result(task, EVIL, Comparison(Verdict.VALUE, f"</script>{EVIL}"), EVIL, {EVIL: EVIL})
+    evil = CheckResult(task, EVIL, Comparison(Verdict.VALUE, f"</script>{EVIL}"), EVIL, {EVIL: EVIL})
     page = render_html(
         [
             report(
                 evil,
                 target=EVIL,
                 problems=[EVIL],
-                deviations=[{"id": EVIL, "reason": EVIL, "link": EVIL, "seen": 1, "watched": 1}],
+                deviations=[{"id": EVIL, "reason": EVIL, "link": EVIL, "occurred": 1, "applicable": 1}],
             )
         ],
         ["."],
@@ -158,7 +158,13 @@ def test_matrix_script_sets_text_only():
 
 def test_render_html_lists_deviations_reasons_environment():
     """Deviations, reasons for checks that were not run, and versions are listed."""
-    entry = {"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org/1", "seen": 4, "watched": 9}
+    entry = {
+        "id": "one-sided-clip",
+        "reason": "no NaN",
+        "link": "https://example.org/1",
+        "occurred": 4,
+        "applicable": 9,
+    }
     task = Task("graphs", "seven")
     page = render_html(
         [report(result(task, Verdict.NOT_RUN, "no time left"), deviations=[entry], problems=["gone"])], ["."]

@@ -90,7 +90,7 @@ def test_run_end_signal_reports_and_removes_folder(number, tmp_path):
         process.send_signal(number)
         said, _ = process.communicate(timeout=100)
     assert process.returncode == 3
-    assert " tasks are not done: the run was interrupted" in said
+    assert " tasks did not end: the run was interrupted" in said
     assert "deadly_targets:Stuck PROVES TOO LITTLE" in said
     assert (tmp_path / "report/report.json").exists()
     assert not folder.exists()

@@ -160,7 +160,7 @@ def test_judge_copy_may_differ_in_sign_of_zero_only() -> None:
     assert found.verdict is Verdict.VALUE
     assert (
         found.message
-        == "output 0[1] is 1.0000001192092896 instead of 1.0; 1 of 2 elements are wrong; the inputs hold 1.0 there"
+        == "output 0[1] is 1.0000001192092896 instead of 1.0; 1 of 2 elements are wrong; the inputs are 1.0 there"
     )
 
 
@@ -257,11 +257,11 @@ def test_judge_counts_strayed_eager_apart_from_overflow() -> None:
     """Eager outside a bound that is too narrow is counted apart from overflow."""
     narrow = single("celu", torch.tensor([-50.0, 1.0]), alpha=-1.5)  # its class knows no rounding of the quotient
     found = narrow.judge(narrow.eager)
-    assert (found.unstable, found.strayed) == (1, 1)
+    assert (found.unstable, found.unstable_finite) == (1, 1)
     overflows = single("softplus", torch.tensor([1.0]), beta=1.0, threshold=20.0)
     overflows.expected[0].eager = torch.tensor([math.inf])
     found = overflows.judge([torch.tensor([math.inf])])
-    assert (found.unstable, found.strayed) == (1, 0)
+    assert (found.unstable, found.unstable_finite) == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["sin", "cos", "tan", "exp", "sqrt"])
@@ -306,8 +306,8 @@ def test_judge_message_names_index_error_and_bound() -> None:
     """A message names the index, both elements and the allowed error."""
     found = single("exp", torch.zeros(2, 2)).judge([torch.tensor([[1.0, 1.0], [1.5, 1.0]])])
     assert found.message == (
-        "output 0[1, 0] is 1.5 instead of 1.0 (exact 1.0, allowed 9.54e-07 by ulp(8, None)); 1 of 4 elements are wrong"
-        "; the inputs hold 0.0 there"
+        "output 0[1, 0] is 1.5 instead of 1.0 (exact 1.0, bound 9.54e-07 of ulp(8, None)); 1 of 4 elements are wrong"
+        "; the inputs are 0.0 there"
     )
     assert found.error == 0.5
     assert found.ratio == pytest.approx(0.5 * 2**20)

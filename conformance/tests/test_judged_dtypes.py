@@ -11,7 +11,7 @@ from clika_ref_conformance.drawing.calls.covering import draw_covering_calls
 from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.pairs import OperatorPairs
-from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy
+from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy
 from clika_ref_conformance.drawing.motifs.call_generator import CallGenerator
 from clika_ref_conformance.drawing.motifs.motif_search import Motifs, build_pass_motifs
 from clika_ref_conformance.drawing.sampling import SampleError, draw_call, draw_call_of_any_dtype
@@ -85,7 +85,7 @@ def ran(task, op, folder):
     return [run_check(check) for check in plan_checks(task, suite(op, folder))]
 
 
-def told(outcomes):
+def messages_of(outcomes):
     return {o.comparison.message for o in outcomes if o.comparison.reason == Reason.UNJUDGED_DTYPE}
 
 
@@ -101,11 +101,11 @@ def test_plan_checks_operator_of_unjudged_dtype_not_run(tmp_path, level, dtype):
     """An operator that takes only unjudged dtypes is not run."""
     op = scaled(dtype)
     found = ran(Task(level, "scale", str(dtype).removeprefix("torch.")), op, tmp_path)
-    (message,) = told(found)
+    (message,) = messages_of(found)
     assert message == (
-        f"scale takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge: let its samples "
-        "draw calls that take and return nothing but float32, float16, bfloat16, float64, int8, uint8, int32, int64, "
-        "bool, int16, or hold it against eager in a test of your own"
+        f"scale takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge. Let its samples "
+        "draw calls with only float32, float16, bfloat16, float64, int8, uint8, int32, int64, bool, int16, or compare "
+        "it with eager in your own test."
     )
     assert {o.verdict for o in found if o.name != "schema"} == {Verdict.NOT_RUN}
 
@@ -115,7 +115,7 @@ def test_plan_checks_operator_of_unjudged_dtype_not_run(tmp_path, level, dtype):
 def test_plan_checks_unjudged_result_runs_declaration_only(tmp_path, level, dtype):
     """An operator that returns an unjudged dtype has only its declaration checked."""
     found = ran(Task(level, "turn", "float32"), returning(dtype), tmp_path)
-    (message,) = told(found)
+    (message,) = messages_of(found)
     assert f"turn takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge" in message
     passed = {o.name for o in found if o.verdict is Verdict.PASS}
     assert passed == ({"schema", "samples", "unsupported-reason"} if level == "contract" else set())
@@ -166,14 +166,14 @@ def test_dtype_attribute_draws_judged_choices(tmp_path):
 def test_generators_unjudged_operator_left_out(op):
     """Random graphs, motifs and pairs leave out unjudged operators."""
     known = [OPERATORS["neg"], OPERATORS["add"]]
-    cases = collect(graph_case_strategy([op, *known]), 8, 0)
+    cases = collect(make_graph_case_strategy([op, *known]), 8, 0)
     assert all(check_judged_dtypes(case.graph) is None for case in cases)
     assert {node.op_type for case in cases for node in case.graph.nodes} == {"neg", "add"}
     growth = EagerGraphBuilder()
     assert CallGenerator(Random(0), growth).call(op) is None
     assert [rejected for rejected, _ in growth.rejected] == [op]
-    assert not [*OperatorPairs(op, 0).cases(OPERATORS["neg"], fork=True)]
-    assert not [*OperatorPairs(OPERATORS["neg"], 0).cases(op, fork=False)]
+    assert not [*OperatorPairs(op, 0).make_cases(OPERATORS["neg"], fork=True)]
+    assert not [*OperatorPairs(OPERATORS["neg"], 0).make_cases(op, fork=False)]
 
 
 def test_check_motifs_unjudged_operator_of_pass_not_run(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from clika_ref_cleanup.fold_batch_norm import FOLDABLE_RANKS
 from clika_ref_cleanup.layouts import LAST_DIM_OPERATORS
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder
 from clika_ref_conformance.drawing.motifs import motif_search
 from clika_ref_conformance.drawing.motifs.cutting import cut_case, shrink_motif
@@ -40,7 +40,7 @@ def case_of(outputs_of, *tensors):
     inputs = [graph.add_input(TensorType(t.dtype, tuple(t.shape)), f"x{i}") for i, t in enumerate(tensors)]
     for value in outputs_of(Builder(graph, REGISTRY.operators), *inputs):
         graph.add_output(value)
-    return Case("made", graph, [Run("typical", tensors)])
+    return GraphCase("made", graph, [CaseRun("typical", tensors)])
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_case_rebuilder_unread_lists_tensor_without_uses():
     exp, neg = case.graph.nodes
     assert new.take(exp)
     assert new.take(neg, [case.graph.inputs[0]])
-    assert new.unread == [new.now(exp.output)]
+    assert new.unread == [new.map_operand(exp.output)]
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_case_rebuilder_unchanged_inputs_not_recomputed(monkeypatch):
     new.add_leaves(lambda value, leaf: replace(leaf, tensor=leaf.tensor + 1) if value.name == "x0" else leaf)
     assert new.add_nodes()
     assert placed == ["exp", "neg"]
-    outputs = [new.builder.tensors[new.now(v)] for v in case.graph.outputs]
+    outputs = [new.builder.tensors[new.map_operand(v)] for v in case.graph.outputs]
     torch.testing.assert_close(outputs, [-torch.full((3,), 2.0).exp(), torch.zeros(2)])
 
 

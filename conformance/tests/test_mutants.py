@@ -23,7 +23,7 @@ from clika_ref_conformance.mutants.console_output import (
 from clika_ref_conformance.mutants.kill_rate import KillReport, MutantResult, run_mutants, select_mutants
 from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, MutantSignatureError, make_no_op_fault
 from clika_ref_conformance.profiles import select_profile
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
 
@@ -164,7 +164,7 @@ def test_run_mutants_failure_replays_in_other_worker():
 
 def test_kill_report_replay_crash_counts_as_repeated():
     """A reproducer of a hang is repeated if it ends its worker."""
-    again = [Result(Task("replays", name), "replay", Comparison(Verdict.CRASH)) for name in ("ends", "differs")]
+    again = [CheckResult(Task("replays", name), "replay", Comparison(Verdict.CRASH)) for name in ("ends", "differs")]
     killing = KillReport("quick", [trial("ends", Verdict.HANG), trial("differs", Verdict.VALUE)], again)
     assert [r.task.subject for r in killing.failed_replays] == ["differs"]
 
@@ -186,14 +186,14 @@ def test_run_mutants_untried_mutants_raise(monkeypatch):
         self.workers[-1].kill()
 
     monkeypatch.setattr(run.Execution, "_start_worker", hire_and_kill)
-    with pytest.raises(ClikaError, match="1 of 1 tasks are not done: 3 workers in a row ended before they were ready"):
+    with pytest.raises(ClikaError, match="1 of 1 tasks did not end: 3 workers in a row ended before they were ready"):
         run_mutants([EVERY["arithmetic-1-div"]], seeds=(0,), workers=1)
 
 
 def test_select_mutants_matches_name_and_description():
     """Mutants are selected by name and by description."""
     assert [m.name for m in select_mutants(["arithmetic-1-"])] == ["arithmetic-1-div"]
-    assert "norms-2-layer_norm" in [m.name for m in select_mutants(["only the last side"])]
+    assert "norms-2-layer_norm" in [m.name for m in select_mutants(["only the last dim"])]
     with pytest.raises(ClikaError, match=r"no mutant contains nonsense; their names begin with .*pooling"):
         select_mutants(["nonsense"])
 

@@ -48,8 +48,8 @@ def test_operators_drawn_calls_packed_or_run_alone(tmp_path, monkeypatch):
 
 def test_operators_unsupported_operator_passes_no_check(tmp_path):
     """No check of an unsupported operator passes."""
-    refused = replace(suite_of(shift, folder=tmp_path), target=Beginner())
-    found = verdicts(operators.checks(Task("operators", "shift", "float32"), refused))
+    rejecting = replace(suite_of(shift, folder=tmp_path), target=Beginner())
+    found = verdicts(operators.checks(Task("operators", "shift", "float32"), rejecting))
     assert found[operators.DRAWN_PACK_CHECK] is Verdict.NOT_RUN
     assert set(found.values()) == {Verdict.NOT_RUN, Verdict.UNSUPPORTED}
 
@@ -72,7 +72,7 @@ def test_operators_ignored_attribute_fails_and_shrinks(tmp_path, monkeypatch):
     assert small.case.facts["call"] == "shift(float32[1], by=1.0, dim=0, twice=True)"
     (run,) = small.case.runs
     assert run.inputs[0].tolist() in ([0.0], [1.0])
-    assert small.comparison.message.endswith(f"; the inputs hold {run.inputs[0].item()} there")
+    assert small.comparison.message.endswith(f"; the inputs are {run.inputs[0].item()} there")
 
 
 def test_operators_further_dtypes_draw_fewer_calls(tmp_path):
@@ -110,7 +110,7 @@ def test_operators_sample_rejected_by_eager_blamed(tmp_path):
     assert {o.verdict for o in outcomes} == {Verdict.PASS, Verdict.SAMPLE}
     (message, *_) = [o.comparison.message for o in outcomes if o.verdict is Verdict.SAMPLE]
     assert message.startswith("the samples draw picky(float32[")
-    assert "k=2), which eager refuses: ValueError: k must be 1" in message
+    assert "k=2), which eager rejects: ValueError: k must be 1" in message
 
 
 def test_operators_sampler_error_blamed(tmp_path):
@@ -127,10 +127,10 @@ def test_operators_dtype_without_eager_kernel_not_run(tmp_path, monkeypatch):
     """A dtype without an eager kernel is not run."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
 
-    def refuse(x, **attrs):
+    def reject(x, **attrs):
         raise NotImplementedError("\"picky\" not implemented for 'Half'")
 
-    monkeypatch.setattr(picky, "reference", refuse)
+    monkeypatch.setattr(picky, "reference", reject)
     outcome = named(checks(picky, tmp_path, "float16"), "cover-00").run()
     assert outcome.verdict is Verdict.NOT_RUN
     assert outcome.comparison.message.startswith("eager has no kernel for picky(float16[")
@@ -142,7 +142,7 @@ def test_operators_unlisted_dtype_error_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.nothing)
     outcome = named(checks(picky, tmp_path, "float16"), "cover-00").run()
     assert outcome.verdict is Verdict.NOT_RUN
-    assert "a dtype that its samples do not name" in outcome.comparison.message
+    assert "a dtype that its samples do not list" in outcome.comparison.message
 
 
 def test_operators_vectors_rejected_by_eager_dropped(tmp_path, monkeypatch):
@@ -172,11 +172,11 @@ def test_operators_single_row_has_all_special_positions(tmp_path):
 def test_operators_missing_output_type_fails_contract(tmp_path):
     """An output type that cannot be inferred fails the contract."""
 
-    def refuse(x, **attrs):
+    def reject(x, **attrs):
         raise ValueError("no rule")
 
     typeless = mute_with(lambda draw, s: s.call(draw(s.tensor(rank=1))))
-    typeless.types(refuse)
+    typeless.types(reject)
     outcome = named(checks(typeless, tmp_path), "cover-00").run()
     assert outcome.verdict is Verdict.CONTRACT
     assert "cannot infer the output type: no rule" in outcome.comparison.message

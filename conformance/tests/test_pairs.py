@@ -46,7 +46,7 @@ def suite(tmp_path, target=None):
 
 def cases_of(first, *seconds):
     pairing = OperatorPairs(OPS[first], 0)
-    return [case for second in seconds for case in pairing.cases(OPS[second], fork=True)]
+    return [case for second in seconds for case in pairing.make_cases(OPS[second], fork=True)]
 
 
 def test_select_frequent_operators_returns_declared_list():
@@ -90,7 +90,8 @@ def test_operator_pairs_impossible_chain_left_out():
 def test_operator_pairs_other_seed_draws_other_call():
     """Another seed draws another second call."""
     texts = {
-        str(next(iter(OperatorPairs(OPS["conv2d"], seed).cases(OPS["pad"], fork=False))).graph) for seed in range(4)
+        str(next(iter(OperatorPairs(OPS["conv2d"], seed).make_cases(OPS["pad"], fork=False))).graph)
+        for seed in range(4)
     }
     assert len(texts) > 1
 
@@ -310,12 +311,15 @@ def test_case_pack_nothing_proven_not_run(tmp_path):
             return "nothing yet"
 
     cases = cases_of("softmax", "gelu")
-    for target, message in ((Refusing(), "the target refuses all of it"), (Odd(fault="sevens"), "judged wrong")):
+    for target, message in (
+        (Refusing(), "the target rejects all of its cases"),
+        (Odd(fault="sevens"), "wrong results"),
+    ):
         found = CasePack("pack", cases, suite(tmp_path, target)).run()
         assert found.verdict is Verdict.NOT_RUN
         assert found.comparison.message.endswith(message)
     found = CasePack("pack", [], suite(tmp_path)).run()
-    assert (found.verdict, found.comparison.message) == (Verdict.NOT_RUN, "there is nothing to compile together")
+    assert (found.verdict, found.comparison.message) == (Verdict.NOT_RUN, "there are no cases to compile together")
 
 
 def test_make_packed_checks_limit_pack_size(tmp_path):

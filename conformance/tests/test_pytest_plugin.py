@@ -14,7 +14,7 @@ import pytest
 from clika_ref_conformance import test_conformance
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.worker_process import TaskProgress
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.reporting.json_report import read_json
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -116,7 +116,7 @@ def test_pytest_plugin_nothing_proven_fails(run):
     code, output = run("--target", "wrong_target:Refusing")
     assert code == 1, output
     assert "1 failed, 1 skipped" in output
-    assert "nothing was proven of wrong_target:Refusing: " in output
+    assert "no check proves anything about wrong_target:Refusing: " in output
     assert "relu6-of-nan" not in output  # only a whole run tells that a deviation is gone
     assert "unsupported:declared: relu6: it takes nothing" in output
 
@@ -127,8 +127,8 @@ def test_pytest_plugin_xfails_alone_skip_and_fail_expired(run):
     code, output = run("--target", "wrong_target:Expected")
     assert code == 1, output
     assert "1 failed, 1 skipped" in output
-    assert "xfail operators/relu6/* * expired (2020-01-31): look whether it is still true" in output
-    assert "nothing was proven of wrong_target:Expected: " in output
+    assert "xfail operators/relu6/* * expired (2020-01-31): check whether it still applies" in output
+    assert "no check proves anything about wrong_target:Expected: " in output
     assert "xfail: expected (it adds one, https://example.org): fail:value: " in output
 
 
@@ -142,8 +142,8 @@ def test_pytest_plugin_failure_writes_reproducer_and_commands(run, tmp_path):
     assert list((tmp_path / "out" / "cases").glob("operators-relu6-float32-*.zip"))
     found = read_json(tmp_path / "out" / "report.json")
     assert [str(task.task) for task in found.tasks] == ["operators/relu6/float32"]
-    which = f"{zlib.crc32(b'operators/relu6/float32'):08x}"  # another task makes another part
-    assert found.part.endswith(f" tasks, chosen by pytest: {which}")
+    digest = f"{zlib.crc32(b'operators/relu6/float32'):08x}"  # another task makes another part
+    assert found.part.endswith(f" tasks, selected by pytest: {digest}")
     assert "operators/relu6" in (tmp_path / "out" / "junit.xml").read_text()
     commands = commands_on(tmp_path / "out" / "index.html")
     (failure,) = ET.parse(tmp_path / "out" / "junit.xml").getroot().iter("failure")  # noqa: S314 - of our own run
@@ -174,16 +174,16 @@ def test_pytest_plugin_xpass_needs_all_tasks_of_xfail(run):
     assert (code, "2 passed" in output) == (0, True), output  # it may fail in those that are not run
     code, output = run("--target", "wrong_target:Mended")
     assert (code, "2 failed" in output) == (1, True), output
-    assert "expected to fail (it was wrong once, https://example.org), and passes: remove" in output
+    assert "expected to fail (it was wrong once, https://example.org), but passes. Remove" in output
 
 
 def test_pytest_plugin_abandoned_task_fails():
     """A task that its run abandoned fails; it is not skipped."""
     task = Task("operators", "relu")
-    results = [Result(task, "plan", Comparison(Verdict.NOT_RUN))]
-    doubts = ["1 of 1 tasks are not done: 3 workers in a row ended before they were ready"]
+    results = [CheckResult(task, "plan", Comparison(Verdict.NOT_RUN))]
+    doubts = ["1 of 1 tasks did not end: 3 workers in a row ended before they were ready"]
     given_up = SimpleNamespace(results_of=lambda _: results, progress_by_task={task: TaskProgress(task)}, doubts=doubts)
-    with pytest.raises(pytest.fail.Exception, match=r"^1 of 1 tasks are not done"):
+    with pytest.raises(pytest.fail.Exception, match=r"^1 of 1 tasks did not end"):
         test_conformance.test_target_matches_eager(task, given_up)
 
 
@@ -193,7 +193,7 @@ def test_pytest_plugin_without_target_skips_one_test(run):
     code, output = run()
     assert code == 0, output
     assert "1 skipped" in output
-    assert "give the target to test: --target NAME or package.module:TARGET" in output
+    assert "no target is given: name one with --target NAME or --target package.module:TARGET" in output
 
 
 @pytest.mark.slow
@@ -201,4 +201,4 @@ def test_pytest_plugin_unknown_target_exits_4(run):
     """A target that does not exist is wrong usage."""
     code, output = run("--target", "nobody")
     assert code == 4, output
-    assert "no target is called 'nobody'" in output
+    assert "there is no target 'nobody'" in output

@@ -1,4 +1,4 @@
-"""L4: right quantizers pass, and each fault that exporters had is found and told in integers."""
+"""Level quantization: correct quantizers pass, and each known fault of exporters is found and reported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from clika_ref_conformance.cases import Task
 from clika_ref_conformance.drawing.quantized.layers import QUANTIZED_LAYERS
 from clika_ref_conformance.drawing.quantized.ranges import (
     ELEMENTS_SHAPE,
-    QuantizedRange,
-    draw_quantized_ranges,
+    QuantizationGrid,
+    draw_quantization_grids,
     make_elements,
 )
 from clika_ref_conformance.drawing.quantized.stored_weights import STORED_WEIGHTS
@@ -248,15 +248,15 @@ def test_quantized_layers_pair_sum_exceeds_16_bits():
 
 def test_draw_quantized_ranges_repeat_and_cover_choices():
     """The drawn ranges are the same for a seed and cover all choices."""
-    found = draw_quantized_ranges(quantization.MIN_RANGES, 0)
-    assert [str(g) for g in found] == [str(g) for g in draw_quantized_ranges(quantization.MIN_RANGES, 0)]
+    found = draw_quantization_grids(quantization.MIN_RANGES, 0)
+    assert [str(g) for g in found] == [str(g) for g in draw_quantization_grids(quantization.MIN_RANGES, 0)]
     assert {g.axis for g in found} == {None, 0, 1, -1}
     assert {(g.dtype, g.low, g.high) for g in found} >= {("int8", -8, 7), ("uint8", 0, 15), ("int8", -127, 127)}
     assert {float(g.scale.flat[0]) for g in found} >= {float(np.float32(1e-40)), 1.0, float(np.float32(1e30))}
 
 
 def grid(scale=1.0, low=-128, high=127, zero=0):
-    return QuantizedRange("int8", low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
+    return QuantizationGrid("int8", low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
 
 
 def test_make_elements_contain_many_ties():
@@ -278,9 +278,9 @@ def test_quantize_rounds_half_to_even_and_saturates():
 @pytest.mark.parametrize(
     ("x", "code", "value", "message"),
     [
-        (0.4, 1, 1.0, "comes back from farther than half a step"),
-        (200.0, 126, 126.0, "is not 127"),
-        (-200.0, -127, -127.0, "is not -128"),
+        (0.4, 1, 1.0, "the error exceeds half a step"),
+        (200.0, 126, 126.0, "expected 127"),
+        (-200.0, -127, -127.0, "expected -128"),
         (0.4, 0, 0.0, None),
         (127.3, 127, 127.0, None),
     ],

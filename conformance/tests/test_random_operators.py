@@ -1,4 +1,4 @@
-"""Calls that chance decides: their structure is judged, and their distribution held against eager's."""
+"""Random calls: their structure is judged, and their distribution compared with eager's."""
 
 import math
 
@@ -53,7 +53,7 @@ def test_random_deterministic_calls_skip_moments(tmp_path, monkeypatch):
     )
     outcome = named(checks("dropout", tmp_path), operators.MOMENTS_CHECK).run()
     assert outcome.verdict is Verdict.NOT_RUN
-    assert outcome.comparison.message == "no call that was drawn depends on chance"
+    assert outcome.comparison.message == "no drawn call is random"
 
 
 def reference(p, x, name="dropout", **attrs):
@@ -81,7 +81,7 @@ def test_judge_random_output_type_and_nan_checked():
     assert reference(0.5, x, train=True).judge([x[:1]]).verdict is Verdict.STRUCTURE
     found = reference(0.5, x, train=True).judge([x * math.nan])
     assert found.verdict is Verdict.SPECIAL
-    assert found.message == "output 0 holds NaN, and eager draws none from inputs that are finite"
+    assert found.message == "output 0 contains NaN, which eager never draws from finite inputs"
     endless = torch.tensor([math.inf, 1.0])
     assert reference(0.5, endless, train=True).judge([endless * 0]).verdict is Verdict.PASS
 
@@ -131,7 +131,7 @@ def test_describe_difference_outlier_count_reported():
     t[:60][t[:60] == 7] = 7
     t[::12] = 8
     assert describe_difference([t], [e]).endswith(
-        "draws of output 0 by the target lie above the largest by eager, at 0"
+        "draws of output 0 by the target are above the maximum by eager, at 0"
     )
 
 
@@ -140,8 +140,10 @@ def test_describe_difference_compares_correlations():
     mask = draws(0, COUNT, 4) > 0
     other = draws(1, COUNT, 4) > 0
     assert describe_difference([mask.float(), mask], [other.float(), other]) == ""
-    assert "products of output 1 and one before" in describe_difference([mask.float(), ~mask], [other.float(), other])
+    assert "products of output 1 and an earlier output" in describe_difference(
+        [mask.float(), ~mask], [other.float(), other]
+    )
     rows, twin = mask[:, :1].expand(-1, 4).float(), other.float()
-    assert "products of neighbours in output 0" in describe_difference(
+    assert "products of neighbors in output 0" in describe_difference(
         [rows], [twin]
-    ) or "extremes" in describe_difference([rows], [twin])
+    ) or "min/max" in describe_difference([rows], [twin])

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_values import compute_eager_values
 from clika_ref_conformance.drawing.graphs.graph_generator import GraphGenerator
 from clika_ref_conformance.drawing.graphs.random_graphs import grow_graph, make_case, select_graph_operators
@@ -55,7 +55,7 @@ def chain(*steps, outputs=(-1,)):
         values.append(build(step, values[-1]))
     for position in outputs:
         graph.add_output(values[position])
-    return Case("chain", graph, [Run("typical", (torch.tensor([[1.0, -2.0, 3.5], [0.25, -0.5, 4.0]]),))])
+    return GraphCase("chain", graph, [CaseRun("typical", (torch.tensor([[1.0, -2.0, 3.5], [0.25, -0.5, 4.0]]),))])
 
 
 def is_computed_from(value, kind):
@@ -79,7 +79,7 @@ def test_reduce_case_keeps_failing_run_with_plain_elements():
     """Only the failing run is kept, and its elements become plain."""
     case = chain("sin", "exp")
     (run,) = case.runs
-    case = Case("two runs", case.graph, [run, Run("negative", (-run.inputs[0],))])
+    case = GraphCase("two runs", case.graph, [run, CaseRun("negative", (-run.inputs[0],))])
     small = reduce_case(case, lambda c: c.runs[0].name == "negative" and "exp" in kinds(c), 20)
     assert [r.name for r in small.runs] == ["negative"]
     assert torch.equal(small.runs[0].inputs[0], torch.zeros(2, 3))
@@ -133,7 +133,7 @@ def dynamic():
     graph.guards += [Guard(n >= 1, "model.py:3")]
     graph.add_output(build("exp", x))
     graph.add_output(build("log1p", build("sin", y)))
-    return Case("dynamic", graph, [Run("typical", (torch.ones(2, 3), torch.ones(4, 3)))])
+    return GraphCase("dynamic", graph, [CaseRun("typical", (torch.ones(2, 3), torch.ones(4, 3)))])
 
 
 def test_reduce_case_needed_dynamic_dim_keeps_its_source():
@@ -162,7 +162,7 @@ def test_reduce_case_other_dynamic_dims_become_short():
 
 def test_reduce_case_failure_of_two_runs_keeps_two():
     """If a failure needs two runs, two are kept."""
-    case = replace(dynamic(), runs=[Run(name, dynamic().runs[0].inputs) for name in "abcd"])
+    case = replace(dynamic(), runs=[CaseRun(name, dynamic().runs[0].inputs) for name in "abcd"])
     small = reduce_case(case, lambda c: {"b", "d"} <= {run.name for run in c.runs}, 20)
     assert [run.name for run in small.runs] == ["b", "d"]
     assert small.graph is case.graph
@@ -175,7 +175,7 @@ def test_reduce_case_constants_stay_and_become_plain():
     x = graph.add_input(TensorType(torch.float32, (2, 3)), "x")
     weight = graph.add_constant(torch.randn(4, 3), "weight")
     graph.add_output(build("relu", build("linear", x, weight)))
-    case = Case("constant", graph, [Run("typical", (torch.randn(2, 3),))])
+    case = GraphCase("constant", graph, [CaseRun("typical", (torch.randn(2, 3),))])
     small = reduce_case(case, lambda c: "linear" in kinds(c), 20)
     assert kinds(small) == ["linear"]
     (constant,) = small.graph.constants.values()
@@ -209,7 +209,7 @@ def test_reduce_case_multi_output_node_keeps_failing_output(output):
     parts = build("var_mean", build("exp", x), dim=(1,))
     for part in parts:
         graph.add_output(build("relu", part))
-    case = Case("parts", graph, [Run("typical", (torch.randn(2, 3),))])
+    case = GraphCase("parts", graph, [CaseRun("typical", (torch.randn(2, 3),))])
 
     def fails(c):
         return any(n.op_type == "var_mean" and n.outputs[output].uses for n in c.graph.nodes)

@@ -77,7 +77,7 @@ def test_replay_declaration_check_uses_current_declaration(tmp_path):
     path = written(contract, Task("contract", "silent"), "schema", suite, "onnxruntime")
     again = replay(path, registry_of(silent))
     assert (again.verdict, again.name) == (Verdict.CONTRACT, "schema")
-    assert again.comparison.message == "silent has no docstring that says what it computes"
+    assert again.comparison.message == "silent has no docstring. Describe its result."
     silent.reference.__doc__ = "``x``."
     try:
         assert replay(path, registry_of(silent)).verdict is Verdict.PASS
@@ -100,7 +100,7 @@ def test_replay_damaged_artifact_repeats_in_script(lenient, tmp_path):
     """A finding about a damaged artifact repeats by replay and by its script."""
     again = replay(lenient, REGISTRY, "lenient_target:TARGET")
     assert (again.verdict, again.name) == (Verdict.ARTIFACT, "damaged-2")
-    assert "it is loaded and run as if it were whole" in again.comparison.message
+    assert "but the target loads and runs it without an error" in again.comparison.message
     assert replay(lenient, REGISTRY, "lenient_target:RIGHT").verdict is Verdict.PASS
     done = run_script(lenient, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -113,7 +113,7 @@ def test_replay_removed_check_not_run(lenient, monkeypatch):
     monkeypatch.setattr(artifacts, "DAMAGED_COPIES", 1)
     again = replay(lenient, REGISTRY, "lenient_target:TARGET")
     assert again.verdict is Verdict.NOT_RUN
-    assert again.comparison.message == "the task artifacts/files has no check 'damaged-2' any more"
+    assert again.comparison.message == "the task artifacts/files no longer has the check 'damaged-2'"
 
 
 def test_replay_unknown_level_raises(tmp_path):
@@ -121,5 +121,5 @@ def test_replay_unknown_level_raises(tmp_path):
     suite = Suite(registry_of(silent), REGISTRY.targets["onnxruntime"], PROFILE, tmp_path)
     outcome = named(contract.checks(Task("contract", "silent"), suite), "schema").run()
     path = tmp_path / write_reproducer(outcome, Task("odd", "silent"), suite, "onnxruntime", tmp_path)
-    with pytest.raises(ReportError, match=r"repeats a check of the level 'odd'; levels are contract, operators"):
+    with pytest.raises(ReportError, match=r"there is no level 'odd'. Levels are contract, operators"):
         replay(path, REGISTRY)

@@ -1,4 +1,4 @@
-"""Two reports side by side: what got worse, what was fixed, and what is new or gone; declaring fixes nothing."""
+"""Two reports are compared: regressions, fixes, and new and missing tasks; a declaration fixes nothing."""
 
 from dataclasses import replace
 
@@ -9,14 +9,14 @@ from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import Verdict
 from small_reports import FOLD, RELU, SUM, SUM_DYNAMIC, failed, passed, record
 
-EITHER = "what is new or gone is neither worse nor fixed."
+EITHER = "tasks and problems of one report only are neither regressions nor fixes."
 
 
 def compare(old, new, **changes):
     """What each kind of change is of: tasks by their subjects, anything else by its name."""
     found = compare_reports(make_report(record(*old)), make_report(record(*new, **changes)))
-    kinds = (found.regressions, found.fixed, found.new, found.gone)
-    return [[getattr(change.what, "subject", change.what) for change in kind] for kind in kinds], found
+    kinds = (found.regressions, found.fixed, found.new, found.missing)
+    return [[getattr(change.subject, "subject", change.subject) for change in kind] for kind in kinds], found
 
 
 def checks(passing, *others, task=SUM):
@@ -28,7 +28,7 @@ def checks(passing, *others, task=SUM):
     ]
 
 
-def test_compare_reports_new_failure_regresses_and_gone_fixed():
+def test_compare_reports_new_failure_regresses_and_missing_fixed():
     """A failure that appears is a regression; one that disappears is fixed."""
     subjects, found = compare(
         [passed(RELU, "a"), failed(SUM, "b"), passed(FOLD, "c")],
@@ -106,7 +106,7 @@ def test_compare_reports_passing_xfail_fixed():
     old = checks(2, (1, Verdict.XFAIL))
     subjects, found = compare(old, checks(3))
     assert subjects == [[], ["sum"], [], []]
-    assert found.fixed[0].text == "xfail in 0 of 3 checks, was in 1 of 3, which no longer fail"
+    assert found.fixed[0].text == "xfail in 0 of 3 checks, was in 1 of 3, no longer failing"
     assert compare(old, checks(2, (1, Verdict.NOT_RUN)))[0] == [[], [], [], []]
     subjects, found = compare(checks(2, (1, Verdict.XPASS)), checks(3))
     assert subjects == [[], ["sum"], [], []]
@@ -125,7 +125,7 @@ def test_compare_reports_missing_task_regresses():
     """A task missing from the same plan is a regression; a new task is not."""
     subjects, found = compare([passed(SUM, "a")], [failed(RELU, "a"), passed(SUM_DYNAMIC, "a")])
     assert subjects == [["sum"], [], ["relu", "sum"], []]
-    assert str(found.regressions[0]) == "operators/sum/float32: is gone, was 1 pass"
+    assert str(found.regressions[0]) == "operators/sum/float32: is missing, was 1 pass"
     assert found.exit_code == 1
 
 
@@ -133,23 +133,23 @@ def test_compare_reports_partial_run_lists_missing_tasks():
     """In a partial run, missing tasks are listed and the rest is compared."""
     subjects, found = compare([passed(SUM, "a"), passed(RELU, "a")], [failed(RELU, "a")], part="-k relu")
     assert subjects == [["relu"], [], [], ["sum"]]
-    assert found.notices == [f"The old run was of everything, the new one of `-k relu`: {EITHER}"]
+    assert found.notices == [f"The old run covers everything, and the new one `-k relu`: {EITHER}"]
 
 
 def test_compare_reports_pytest_selections_compare_shared_tasks():
     """Two selections of pytest are compared only in the tasks that both contain."""
-    here, there = (f"{count} of 9 tasks, chosen by pytest: {which}" for count, which in ((2, "8ab3"), (3, "01cd")))
+    here, there = (f"{count} of 9 tasks, selected by pytest: {digest}" for count, digest in ((2, "8ab3"), (3, "01cd")))
     one = make_report(record(passed(RELU, "a"), failed(SUM, "a"), part=here, problems=["d expired"]))
     other = record(failed(RELU, "a", Verdict.XPASS), failed(FOLD, "a"), passed(SUM_DYNAMIC, "a"), part=there)
-    other = make_report(replace(other, problems=["d was not seen in 12 checks"]))
+    other = make_report(replace(other, problems=["d occurred in none of 12 checks"]))
     for old, new in ((one, other), (other, one)):
         found = compare_reports(old, new)
         assert (found.regressions, found.fixed, found.exit_code) == ([], [], 0)
-        assert found.notices == [f"The old run was of `{old.part}`, the new one of `{new.part}`: {EITHER}"]
+        assert found.notices == [f"The old run covers `{old.part}`, and the new one `{new.part}`: {EITHER}"]
         came, went = (
-            [getattr(change.what, "level", change.text) for change in kind] for kind in (found.new, found.gone)
+            [getattr(change.subject, "level", change.text) for change in kind] for kind in (found.new, found.missing)
         )
-        theirs, ours = ["passes", "dynamic", "d was not seen in 12 checks"], ["operators", "d expired"]
+        theirs, ours = ["passes", "dynamic", "d occurred in none of 12 checks"], ["operators", "d expired"]
         assert (came, went) == ((theirs, ours) if old is one else (ours, theirs))
     assert [str(c) for c in compare_reports(one, make_report(record(failed(RELU, "a"), part=there))).regressions] == [
         "operators/relu/float32: fail:value in 1 of 1 checks, was in 0 of 1 (a: off by 9.0)"
@@ -169,21 +169,21 @@ def test_compare_reports_other_plan_compares_verdict_types(change):
     assert subjects == [["fold-batch-norm"], [], [], ["sum"]]
     assert found.regressions[0].text == "proves nothing any more: 4 not-run, was 1 pass"
     (notice,) = found.notices
-    assert notice.startswith(f"The {next(iter(change))} was ")
-    assert notice.endswith("of verdicts that occur, not their counts; what is gone is no regression.")
+    assert notice.startswith(f"The {next(iter(change))} changed from ")
+    assert notice.endswith("compared, not their counts, and a missing task is no regression.")
     assert compare([passed(SUM, "a")], [failed(SUM, "a")], **change)[0] == [["sum"], [], [], []]
 
 
 def test_compare_reports_other_target_raises():
     """Reports of two targets are not compared."""
-    with pytest.raises(ReportError, match=r"reports of two targets, onnxruntime and identity.*conformance report`"):
+    with pytest.raises(ReportError, match=r"they are of two targets, onnxruntime and identity.*conformance report`"):
         compare([passed(SUM, "a")], [passed(SUM, "a")], target="identity")
 
 
 def test_compare_reports_new_problem_regresses_despite_numbers():
     """A new problem is a regression; changed numbers in its text do not count."""
-    before = make_report(record(problems=["x was not seen in 12 checks", "a deviation expired"]))
-    after = make_report(record(problems=["x was not seen in 1,300 checks", "two workers disagree"]))
+    before = make_report(record(problems=["x occurred in none of 12 checks", "a deviation expired"]))
+    after = make_report(record(problems=["x occurred in none of 1,300 checks", "two workers disagree"]))
     found = compare_reports(before, after)
     assert [str(change) for change in found.regressions] == ["problem: two workers disagree"]
     assert [str(change) for change in found.fixed] == ["problem: a deviation expired"]
@@ -192,8 +192,8 @@ def test_compare_reports_new_problem_regresses_despite_numbers():
 
 def test_compare_reports_deviation_in_one_report_listed():
     """Deviations seen in one report only are listed."""
-    here = [{"id": "b", "reason": "slow", "seen": 4}, {"id": "one-sided-clip", "reason": "no NaN", "seen": 0}]
+    here = [{"id": "b", "reason": "slow", "occurred": 4}, {"id": "one-sided-clip", "reason": "no NaN", "occurred": 0}]
     subjects, found = compare([passed(SUM, "a")], [passed(SUM, "a")], deviations=here)
     assert subjects == [[], [], ["deviation b"], ["deviation one-sided-clip"]]
-    assert (found.new[0].text, found.gone[0].text) == ("4 checks: slow", "2 checks: no NaN")
+    assert (found.new[0].text, found.missing[0].text) == ("4 checks: slow", "2 checks: no NaN")
     assert found.exit_code == 0

@@ -1,4 +1,4 @@
-"""Reports: the worst of each task is kept, what is written is read back, and damage is refused."""
+"""Reports: the worst case of each task is kept, a written report is read back, and damaged ones are rejected."""
 
 import ast
 import json
@@ -12,11 +12,11 @@ import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Deviation
 from clika_ref_conformance.execution.declaration_accounting import count_deviations
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.reporting import json_report
 from clika_ref_conformance.reporting.json_report import read_json, report_to_json, write_json
 from clika_ref_conformance.reporting.junit import render_junit, write_junit
-from clika_ref_conformance.reporting.report import SEVERITY_BY_VERDICT, UnrunChecks, worst_verdict
+from clika_ref_conformance.reporting.report import SEVERITY_BY_VERDICT, UnrunChecks, find_worst_verdict
 from clika_ref_conformance.reporting.report_builder import make_report
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import Reason, Verdict, make_not_run
@@ -47,9 +47,9 @@ def test_severity_ranks_failures_above_all_others():
 
 def test_worst_verdict_pass_outranks_unsupported():
     """One pass ranks above any number of unsupported checks."""
-    assert worst_verdict({Verdict.UNSUPPORTED: 9, Verdict.PASS: 1, Verdict.NOT_RUN: 3}) is Verdict.PASS
-    assert worst_verdict({Verdict.PASS: 9, Verdict.VALUE: 1, Verdict.CRASH: 0}) is Verdict.VALUE
-    assert worst_verdict({}) is Verdict.NOT_RUN
+    assert find_worst_verdict({Verdict.UNSUPPORTED: 9, Verdict.PASS: 1, Verdict.NOT_RUN: 3}) is Verdict.PASS
+    assert find_worst_verdict({Verdict.PASS: 9, Verdict.VALUE: 1, Verdict.CRASH: 0}) is Verdict.VALUE
+    assert find_worst_verdict({}) is Verdict.NOT_RUN
 
 
 def test_make_report_keeps_worst_case_per_verdict():
@@ -88,12 +88,16 @@ def test_make_report_counts_equal_run_counts():
 
 def test_make_report_not_run_counted_by_reason():
     """Checks that were not run are counted by reason, with one example."""
-    texts = [(Reason.GIVEN_UP, "stopped"), (Reason.NO_KERNEL, "randn(size=(2,))"), (Reason.NO_KERNEL, "randn(size=())")]
-    results = [Result(SUM, text, make_not_run(reason, text)) for reason, text in texts]
+    texts = [
+        (Reason.ABANDONED, "stopped"),
+        (Reason.NO_KERNEL, "randn(size=(2,))"),
+        (Reason.NO_KERNEL, "randn(size=())"),
+    ]
+    results = [CheckResult(SUM, text, make_not_run(reason, text)) for reason, text in texts]
     found = make_report(record(*results, passed(SUM, "fine"))).not_run
     assert list(found.items()) == [
         (Reason.NO_KERNEL, UnrunChecks(2, "randn(size=(2,))")),
-        (Reason.GIVEN_UP, UnrunChecks(1, "stopped")),
+        (Reason.ABANDONED, UnrunChecks(1, "stopped")),
     ]
 
 
@@ -169,19 +173,22 @@ def set_at(*path, value):
 
 
 DAMAGES = {
-    "a newer schema": (set_at("schema", value=99), "schema 99, this suite reads 1 to 1; update it"),
-    "no schema": (set_at("schema", value=0), "schema 0, this suite reads 1 to 1\n"),
+    "a newer schema": (set_at("schema", value=99), "schema 99, but this suite reads schema 2. Update the suite."),
+    "no schema": (
+        set_at("schema", value=0),
+        "schema 0, but this suite reads schema 2. A development version wrote it; run again.",
+    ),
     "another plan": (set_at("planned", value=999), "999 checks were planned, "),
-    "no tasks": (set_at("tasks", value=None), "is no report of a conformance run, or is damaged: TypeError"),
+    "no tasks": (set_at("tasks", value=None), r"it is damaged, or no report of a run \(TypeError"),
     "an unknown verdict": (set_at("tasks", 0, "verdicts", value={"fine": 1}), "'fine' is not a valid Verdict"),
     "a negative count": (set_at("tasks", 0, "verdicts", value={"pass": -1}), "pass is -1, not a count"),
     "a text for a number": (set_at("tasks", 0, "details", 0, "error", value="x"), "error is 'x', not a number"),
-    "other accounts": (set_at("tasks", 0, "verdicts", value={"pass": 5}), "the accounts do not add up"),
+    "other accounts": (set_at("tasks", 0, "verdicts", value={"pass": 5}), "cannot read the report: its verdicts are"),
     "a case elsewhere": (
         set_at("tasks", 0, "details", 0, "reproducer", value="../../etc/passwd"),
-        "lies outside the folder cases/",
+        "is outside the folder cases/",
     ),
-    "a list": (lambda document: [document], "is no report of a conformance run"),
+    "a list": (lambda document: [document], "it is damaged, or no report of a run"),
 }
 
 
@@ -202,10 +209,10 @@ def test_read_json_missing_or_too_large_raises(tmp_path, monkeypatch):
     with pytest.raises(ReportError, match=r"cannot read the report .*report\.json.*No such file"):
         read_json(path)
     path.write_bytes(b"\xff{")
-    with pytest.raises(ReportError, match="is no report of a conformance run"):
+    with pytest.raises(ReportError, match="it is damaged, or no report of a run"):
         read_json(path)
     monkeypatch.setattr(json_report, "MAX_REPORT_BYTES", 1)
-    with pytest.raises(ReportError, match="more than the 1 that a report may have"):
+    with pytest.raises(ReportError, match="more than 1"):
         read_json(path)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.check_runner import run_check
@@ -90,8 +90,8 @@ def made(tmp_path, monkeypatch):
     def make(name, verdict=None):
         profile = replace(PROFILES["quick"], share_of_artifacts=0.0)
         suite = Suite(REGISTRY, load_target(f"odd_findings:{name}", REGISTRY), profile, tmp_path)
-        runs = [Run("one", (torch.rand(2, 3),)), Run("two", (torch.rand(2, 3),))]
-        case = Case("relu", build_call_graph(REGISTRY.operators["relu"], [runs[0].inputs[0]], {}), runs)
+        runs = [CaseRun("one", (torch.rand(2, 3),)), CaseRun("two", (torch.rand(2, 3),))]
+        case = GraphCase("relu", build_call_graph(REGISTRY.operators["relu"], [runs[0].inputs[0]], {}), runs)
         outcome = run_check(Check("row", lambda: replace(run_case(case, suite), name="row")))
         if verdict is not None:
             outcome = replace(outcome, comparison=Comparison(verdict, "it was"))
@@ -107,7 +107,7 @@ def made(tmp_path, monkeypatch):
     ("name", "verdict", "said"),
     [
         ("Widening", Verdict.CONTRACT, "fail:contract: the target set another default dtype in this process"),
-        ("Reusing", Verdict.CONTRACT, "a later run changed the tensors that an earlier one had returned"),
+        ("Reusing", Verdict.CONTRACT, "a later run changed the outputs of an earlier one"),
         ("Silent", Verdict.CONTRACT, "fail:contract: unsupported_reason("),
         ("Choosing", Verdict.VALUE, "elements are wrong"),
     ],
@@ -136,7 +136,7 @@ def test_repro_script_import_error_exits_2(made, tmp_path, monkeypatch):
     monkeypatch.setenv("BROKEN", "1")
     done = run_script(path, tmp_path)
     assert (done.returncode, done.stderr) == (2, ""), done
-    assert "this cannot be tried here: ImportError: libruntime.so.10" in done.stdout
+    assert "cannot run the case: ImportError: libruntime.so.10" in done.stdout
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_replay_artifact_finding_runs_in_other_process(tmp_path):
     """A finding about an artifact is replayed in another process."""
     suite = Suite(REGISTRY, REGISTRY.targets["onnxruntime"], PROFILES["quick"], tmp_path)
     x = torch.rand(2, 3)
-    case = Case("relu", build_call_graph(REGISTRY.operators["relu"], [x], {}), [Run("one", (x,))])
+    case = GraphCase("relu", build_call_graph(REGISTRY.operators["relu"], [x], {}), [CaseRun("one", (x,))])
     outcome = Outcome("relu-1", Comparison(Verdict.VALUE, "off"), "one", case)
     path = tmp_path / "case.zip"
     task = Task("artifacts", "relu", "float32")

@@ -1,4 +1,4 @@
-"""Reproducers: what goes in comes out bit for bit, the script and the replay find the fault, and damage is refused."""
+"""Reproducers: they are read back exactly, script and replay find the fault, and damaged ones are rejected."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Compiled, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Compiled, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
 from clika_ref_conformance.drawing.motifs.rebuilding import SUITE_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
@@ -21,7 +21,7 @@ from clika_ref_conformance.reporting.replay import read_reproducer, replay
 from clika_ref_conformance.reproducing import archives, tensors
 from clika_ref_conformance.reproducing.archives import pack, unpack
 from clika_ref_conformance.reproducing.errors import ReportError
-from clika_ref_conformance.reproducing.repro_script import AGREES, UNTRIED
+from clika_ref_conformance.reproducing.repro_script import AGREES, NOT_RUN
 from clika_ref_conformance.reproducing.reproducers import make_reproducer, write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
@@ -116,8 +116,8 @@ def module(tmp_path, monkeypatch):
 def relu_case(*inputs):
     """A relu on given inputs, each a run."""
     graph = build_call_graph(REGISTRY.operators["relu"], [inputs[0]], {})
-    runs = [Run(f"run-{i}", (x,)) for i, x in enumerate(inputs)]
-    return Case("relu", graph, runs, {"shapes": "[2, 3]", "alpha": 0.5, "kind": torch.float32})
+    runs = [CaseRun(f"run-{i}", (x,)) for i, x in enumerate(inputs)]
+    return GraphCase("relu", graph, runs, {"shapes": "[2, 3]", "alpha": 0.5, "kind": torch.float32})
 
 
 def failed(case, verdict=Verdict.VALUE):
@@ -178,13 +178,13 @@ def test_make_reproducer_no_pickle_and_same_bytes(suite):
 @pytest.mark.parametrize(
     "finding",
     [
-        ("TARGET", Verdict.VALUE, 1, "is right; 1 of 6 elements are wrong"),
-        ("RIGHT", Verdict.VALUE, 0, "the target agrees with what is stored"),
+        ("TARGET", Verdict.VALUE, 1, "is correct; 1 of 6 elements are wrong"),
+        ("RIGHT", Verdict.VALUE, 0, "the target agrees with the stored results"),
         ("Refusing", Verdict.UNDECLARED, 1, "RuntimeError: no way"),
-        ("Particular", Verdict.VALUE, 1, "is right; 1 of 6 elements are wrong"),
-        ("Strange", Verdict.VALUE, 1, "is right; 1 of 6 elements are wrong"),
-        ("Leaving", Verdict.CRASH, 1, "the target ended its process, with status 0"),
-        ("RIGHT", Verdict.CRASH, 0, "the target agrees with what is stored"),  # compiled from the graph
+        ("Particular", Verdict.VALUE, 1, "is correct; 1 of 6 elements are wrong"),
+        ("Strange", Verdict.VALUE, 1, "is correct; 1 of 6 elements are wrong"),
+        ("Leaving", Verdict.CRASH, 1, "the target ended its process with status 0"),
+        ("RIGHT", Verdict.CRASH, 0, "the target agrees with the stored results"),  # compiled from the graph
     ],
 )
 def test_repro_script_exits_1_while_target_differs(suite, module, tmp_path, finding):
@@ -211,7 +211,7 @@ def run_lacking(path, folder, module):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("verdict", "repeats", "status"),
-    [(Verdict.VALUE, False, AGREES), (Verdict.CRASH, False, AGREES), (Verdict.CONTRACT, True, UNTRIED)],
+    [(Verdict.VALUE, False, AGREES), (Verdict.CRASH, False, AGREES), (Verdict.CONTRACT, True, NOT_RUN)],
 )
 def test_repro_script_needs_suite_for_repeated_check_only(suite, tmp_path, verdict, repeats, status):
     """The script needs the suite only to repeat a check."""
@@ -220,8 +220,8 @@ def test_repro_script_needs_suite_for_repeated_check_only(suite, tmp_path, verdi
     path = tmp_path / write_reproducer(outcome, TASK, suite, "onnxruntime", tmp_path)
     done = run_lacking(path, tmp_path, "clika_ref_conformance")
     assert done.returncode == status, done.stdout + done.stderr
-    assert ("cannot be tried here: " in done.stdout and "clika_ref_conformance" in done.stdout) == repeats
-    assert ("the target agrees with what is stored" in done.stdout) != repeats
+    assert ("cannot run the case: " in done.stdout and "clika_ref_conformance" in done.stdout) == repeats
+    assert ("the target agrees with the stored results" in done.stdout) != repeats
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_repro_script_missing_target_exits_2(suite, module, tmp_path, named, rep
     path = tmp_path / write_reproducer(outcome, TASK, suite, named.format(module=module), tmp_path)
     done = run_script(path, tmp_path)
     assert (done.returncode, done.stderr) == (2, ""), done
-    assert "this cannot be tried here: " in done.stdout
+    assert "cannot run the case: " in done.stdout
 
 
 @pytest.mark.slow
@@ -243,8 +243,8 @@ def test_repro_script_missing_package_untried(suite, tmp_path, lacking):
     """The script reports that a missing package prevents the run."""
     path = write_reproducer(failed(relu_case(torch.rand(2, 3)), Verdict.CRASH), TASK, suite, "onnxruntime", tmp_path)
     done = run_lacking(tmp_path / path, tmp_path, lacking)
-    assert done.returncode == (2 if lacking == "torch" else UNTRIED), done
-    assert "this cannot be tried here: " in done.stdout
+    assert done.returncode == (2 if lacking == "torch" else NOT_RUN), done
+    assert "cannot run the case: " in done.stdout
 
 
 def test_replay_finds_fault_until_fixed(suite, module, tmp_path):
@@ -266,7 +266,9 @@ def test_read_reproducer_keeps_limits_of_run(suite, tmp_path):
 def test_replay_user_target_needs_option(suite, tmp_path):
     """A zip does not decide the module that is imported."""
     path = tmp_path / write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, suite, "antigravity:X", tmp_path)
-    with pytest.raises(ReportError, match=r"code of yours; replay it with --target antigravity:X"):
+    with pytest.raises(
+        ReportError, match=r"a zip must not select code to import. Give its target yourself: --target antigravity:X"
+    ):
         replay(path, REGISTRY)
     assert "antigravity" not in sys.modules
 
@@ -304,12 +306,12 @@ DAMAGES = {
     "an absolute file": (lambda c: changed(c, **{"/etc/evil": b""}), "which no reproducer has"),
     "an artifact outside": (lambda c: changed(c, **{"artifact/../../evil": b""}), "which no reproducer has"),
     "many files": (lambda c: changed(c, **{f"artifact/{i}": b"" for i in range(70)}), "more than 64"),
-    "no time at all": (lambda c: meta_with(c, limit_seconds=0), "limit_seconds is 0.0, not a time of up to a day"),
+    "no time at all": (lambda c: meta_with(c, limit_seconds=0), "limit_seconds is 0.0, not a time of at most a day"),
     "time without end": (lambda c: meta_with(c, limit_seconds="inf"), "limit_seconds is inf, not a time"),
-    "no JSON": (lambda c: changed(c, meta__json=b"{"), "is damaged: JSONDecodeError"),
-    "JSON of another form": (lambda c: changed(c, graph__json=b"[]"), "is damaged: TypeError"),
-    "deep JSON": (lambda c: changed(c, graph__json=b"[" * 10**5), "is damaged: RecursionError"),
-    "a newer format": (lambda c: meta_with(c, format=9), "it has format 9, this suite reads up to 1; update"),
+    "no JSON": (lambda c: changed(c, meta__json=b"{"), r"it is damaged \(JSONDecodeError"),
+    "JSON of another form": (lambda c: changed(c, graph__json=b"[]"), r"it is damaged \(TypeError"),
+    "deep JSON": (lambda c: changed(c, graph__json=b"[" * 10**5), r"it is damaged \(RecursionError"),
+    "a newer format": (lambda c: meta_with(c, format=9), "it has format 9, but this suite reads format 2. Update it."),
     "no such layout": (lambda c: meta_with(c, runs=[{"name": "a", "inputs": [{}]}]), "does not fit its elements"),
     "a huge layout": (
         lambda c: meta_with(c, runs=[{"name": "a", "inputs": [LAYOUT | {"offset": 10**12}]}]),
@@ -317,11 +319,11 @@ DAMAGES = {
     ),
     "a negative stride": (
         lambda c: meta_with(c, runs=[{"name": "a", "inputs": [LAYOUT | {"strides": [-3, 1]}]}]),
-        "the impossible layout",
+        "the invalid layout",
     ),
-    "too few inputs": (lambda c: meta_with(c, runs=[{"name": "a", "inputs": []}]), "has 0 inputs, and its graph 1"),
-    "Python objects": (lambda c: changed(c, inputs__npz=objects()), "holds what is no plain array"),
-    "broken weights": (lambda c: changed(c, weights__safetensors=b"12345678"), "is damaged: SafetensorError"),
+    "too few inputs": (lambda c: meta_with(c, runs=[{"name": "a", "inputs": []}]), "has 0 inputs, but its graph has 1"),
+    "Python objects": (lambda c: changed(c, inputs__npz=objects()), "does not consist of plain arrays"),
+    "broken weights": (lambda c: changed(c, weights__safetensors=b"12345678"), r"it is damaged \(SafetensorError"),
 }
 
 
@@ -341,7 +343,7 @@ def test_read_reproducer_unknown_operator_raises(suite, tmp_path):
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         graph = archive.read("graph.json").replace(b'"relu"', b'"nobodys"')
     (tmp_path / "case.zip").write_bytes(changed(content, graph__json=graph))
-    with pytest.raises(ReportError, match=r"cannot replay .*no installed plugin declares the operators .'nobodys'"):
+    with pytest.raises(ReportError, match=r"cannot replay .* no installed plugin declares the operators \['nobodys'\]"):
         read_reproducer(tmp_path / "case.zip", REGISTRY)
 
 
@@ -395,7 +397,7 @@ def test_replay_pass_finding_runs_pass(suite, tmp_path, check):
     assert (found.verdict.is_failure, found.name) == (True, check)
     assert found.comparison.message.startswith("doubling: ")
     assert found.case is not None
-    with pytest.raises(ReportError, match="no installed plugin provides the pass 'doubling'"):
+    with pytest.raises(ReportError, match=r"there is no pass 'doubling'\. Install its plugin\."):
         replay(path, REGISTRY)
 
 
@@ -415,7 +417,7 @@ def test_repro_script_uses_operators_of_suite(suite, tmp_path):
     """The script uses the suite for operators that no plugin declares."""
     path = tmp_path / "case.zip"
     graph = build_call_graph(SUITE_OPERATORS["conformance_tap"], [torch.rand(2, 3)], {})
-    case = Case("tap", graph, [Run("run-0", (torch.rand(2, 3),))])
+    case = GraphCase("tap", graph, [CaseRun("run-0", (torch.rand(2, 3),))])
     path.write_bytes(make_reproducer(failed(case), Task("passes", "fold-constants"), suite, "onnxruntime"))
     done = run_script(path, tmp_path)
     assert (done.returncode, "pass: " in done.stdout) == (0, True), done.stdout + done.stderr

@@ -14,9 +14,9 @@ from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFa
 from clika_ref_conformance.execution import run
 from clika_ref_conformance.execution.declaration_accounting import find_doubts
 from clika_ref_conformance.execution.run import RunRequest, execute_plan, plan_run, start_execution
-from clika_ref_conformance.execution.worker_process import seconds_to_wait
+from clika_ref_conformance.execution.worker_process import compute_wait_seconds
 from clika_ref_conformance.profiles import select_profile
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 from clika_ref.core.errors import ClikaError
@@ -57,7 +57,7 @@ def test_execute_plan_fatal_check_costs_itself_only():
     messages = {r.task.subject: r.comparison.message for r in record.results if r.name in ("middle", "plan")}
     assert "exit status 3" in messages["exit"]
     assert "SIGSEGV" in messages["segfault"]
-    assert "someone ended it" in messages["kills-itself"]
+    assert "somebody killed it" in messages["kills-itself"]
     assert "dies_of_a_signal" in messages["segfault"]  # the traceback of faulthandler
     assert "a check that raises" in messages["raise"]
     assert messages["interrupts"].endswith("KeyboardInterrupt")
@@ -85,7 +85,7 @@ def test_execute_plan_repeated_failures_skip_rest_of_task():
         reasons = {
             r.comparison.message for r in record.results if r.task.subject == subject and not r.verdict.is_failure
         }
-        assert reasons == {f"after 2 failures of one kind, {verdict}"}
+        assert reasons == {f"skipped after 2 failures of the task with {verdict}"}
     assert not record.find_accounting_errors()
 
 
@@ -93,12 +93,12 @@ def test_execute_plan_repeated_failures_skip_rest_of_task():
 def test_execute_plan_hanging_check_killed_with_notices(monkeypatch):
     """A check that hangs is killed, and notices arrive meanwhile."""
     monkeypatch.setattr(run, "NOTICE_INTERVAL_S", 0.1)
-    told = []
-    record = execute_plan(plan_run(request_for("hang", case_seconds=2.0)), lambda result, _: told.append(result))
-    assert told.count(None) > 5
+    notices = []
+    record = execute_plan(plan_run(request_for("hang", case_seconds=2.0)), lambda result, _: notices.append(result))
+    assert notices.count(None) > 5
     assert verdicts_of(record, "hang") == [("first", Verdict.PASS), ("middle", Verdict.HANG), ("last", Verdict.PASS)]
     assert re.match(
-        r"no end within \d+ s \(--case-seconds, .*; the worker was killed", record.failures[0].comparison.message
+        r"no result within \d+ s \(--case-seconds, .*; the worker was killed", record.failures[0].comparison.message
     )
 
 
@@ -115,7 +115,7 @@ def test_execute_plan_killed_worker_costs_nothing():
     record = execute_plan(plan_run(request_for("fine", "print")), notice)
     assert killed
     assert not record.find_accounting_errors()
-    assert not record.failures, "what it was running is run once more"
+    assert not record.failures, "what it was running is run again"
     assert record.planned == len(record.results) == 6
 
 
@@ -146,9 +146,9 @@ def test_execute_plan_child_processes_end_with_worker(subject, verdict, monkeypa
 def test_seconds_to_wait_overdue_worker_uses_default():
     """An overdue worker causes no busy loop."""
     late, due = (SimpleNamespace(deadline=0.0, overdue=overdue) for overdue in (True, False))
-    assert seconds_to_wait([late], 5.0) == 5.0
-    assert seconds_to_wait([late, due], 5.0) == 0.0
-    assert seconds_to_wait([late, SimpleNamespace(deadline=math.inf, overdue=False)], 5.0) == 5.0
+    assert compute_wait_seconds([late], 5.0) == 5.0
+    assert compute_wait_seconds([late, due], 5.0) == 0.0
+    assert compute_wait_seconds([late, SimpleNamespace(deadline=math.inf, overdue=False)], 5.0) == 5.0
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_execute_plan_interrupted_rest_not_run():
     assert silent
     assert {r.comparison.message for r in silent} == {"the run was interrupted"}
     assert record.counts[Verdict.PASS]
-    assert record.doubts == ("2 of 2 tasks are not done: the run was interrupted",)
+    assert record.doubts == ("2 of 2 tasks did not end: the run was interrupted",)
     assert record.exit_code == 3
 
 
@@ -223,7 +223,7 @@ def test_execute_plan_full_run_reports_declarations(is_interrupted):
 
     def notice(result, running):
         if result is not None and result.verdict is Verdict.PASS:  # nor is it one of those that were given up
-            running.progress_by_task[result.task].results[result.name] = replace(result, watched=("unseen",))
+            running.progress_by_task[result.task].results[result.name] = replace(result, applicable=("unseen",))
             if is_interrupted:
                 raise KeyboardInterrupt
 
@@ -234,8 +234,12 @@ def test_execute_plan_full_run_reports_declarations(is_interrupted):
     assert plan.is_full
     record = execute_plan(plan, notice)
     said = " ".join(record.problems)
-    told = record.counts.get(Verdict.XPASS, 0), said.count("idle concerns nothing"), said.count("unseen was not seen")
-    assert told == ((0, 0, 0) if is_interrupted else (4, 1, 1))
+    counts = (
+        record.counts.get(Verdict.XPASS, 0),
+        said.count("idle matches no check"),
+        said.count("unseen occurred in none"),
+    )
+    assert counts == ((0, 0, 0) if is_interrupted else (4, 1, 1))
     assert len(record.problems) == (0 if is_interrupted else 2), said
 
 
@@ -285,8 +289,8 @@ def test_execute_plan_killed_replacement_costs_no_result(monkeypatch, lost):
 
 
 DOUBT = (
-    r"2 of 2 tasks are not done: 3 workers in a row ended before they were ready, the last, process \d+, by SIGKILL: "
-    "the system was out of memory, or someone ended it"
+    r"2 of 2 tasks did not end: 3 workers in a row ended before they were ready; the last \(process \d+\): SIGKILL: "
+    "the system ran out of memory, or somebody killed it"
 )
 
 
@@ -325,16 +329,19 @@ def test_execute_plan_sampler_error_in_full_once():
 
 def recorded(*comparisons, level="operators"):
     task = Task(level, "sin", "int64")
-    results = [Result(task, f"{i}", comparison) for i, comparison in enumerate(comparisons)]
+    results = [CheckResult(task, f"{i}", comparison) for i, comparison in enumerate(comparisons)]
     return RunRecord("mine", "quick", 0, {}, {task: [r.name for r in results]}, results)
 
 
 def test_find_doubts_eager_outside_bound_reported():
     """A task where eager leaves its bound too often is a fault of the suite."""
-    fine, off = Comparison(Verdict.PASS, elements=990), Comparison(Verdict.PASS, elements=10, unstable=10, strayed=10)
+    fine, off = (
+        Comparison(Verdict.PASS, elements=990),
+        Comparison(Verdict.PASS, elements=10, unstable=10, unstable_finite=10),
+    )
     assert find_doubts(recorded(fine, off)) == []
     (doubt,) = find_doubts(recorded(fine, off, off))
-    assert doubt.startswith("sin in int64: eager itself leaves the bound at 20 of 1,010 elements, more than 1%")
+    assert doubt.startswith("sin in int64: eager itself exceeds the bound in 20 of 1,010 elements, more than 1%")
     assert replace(recorded(fine), doubts=(doubt,)).exit_code == 3
     overflows = Comparison(Verdict.PASS, elements=10, unstable=10)
     assert find_doubts(recorded(fine, overflows, overflows)) == []
@@ -345,7 +352,7 @@ def test_find_doubts_eager_outside_bound_reported():
 def test_find_doubts_nothing_proven_reported(verdict):
     """A run that proves nothing of its target reports so."""
     silent = recorded(*[Comparison(verdict)] * 3)
-    assert find_doubts(silent) == [f"nothing was proven of mine: 3 {verdict}"]
+    assert find_doubts(silent) == [f"no check proves anything about mine: 3 {verdict}"]
     proven = [recorded(Comparison(other), Comparison(verdict)) for other in (Verdict.PASS, Verdict.DEVIATION)]
     failed = recorded(Comparison(Verdict.VALUE), Comparison(verdict))
     without = recorded(Comparison(verdict), level="passes")
@@ -361,14 +368,14 @@ def test_execute_plan_unsupported_target_exits_3():
     assert ran == {Verdict.UNSUPPORTED, Verdict.NOT_RUN}
     assert Verdict.PASS in record.counts
     (doubt,) = record.doubts
-    assert doubt.startswith("nothing was proven of odd_targets:REFUSING: ")
+    assert doubt.startswith("no check proves anything about odd_targets:REFUSING: ")
     assert record.exit_code == 3
 
 
 def test_exit_code_missing_results_gives_3():
     """Results that do not match the plan give exit status 3."""
     task = Task("odd", "fine")
-    passed = Result(task, "first", Comparison(Verdict.PASS))
+    passed = CheckResult(task, "first", Comparison(Verdict.PASS))
     fine = RunRecord("identity", "quick", 0, {}, {task: ("first",)}, [passed])
     assert fine.exit_code == 0
     assert replace(fine, problems=("a deviation is gone",)).exit_code == 1

@@ -1,4 +1,4 @@
-"""A target is tried in another process: one that ends it is refused, rather than ending the run as if all were fine."""
+"""A target is first loaded in another process; one that ends it is rejected."""
 
 import pytest
 from clika_ref_conformance.execution import target_probe
@@ -50,14 +50,20 @@ def module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ending:TARGET", r"loading ending:TARGET ended its process, with status 0: importing its module, making it"),
-        ("ending_targets:Missing", r"Missing ended its process, with status 0: .* must come back; correct the target$"),
-        ("ending_targets:Passes", r"with status 3: .*; correct the target; it had written:\nno device$"),
+        (
+            "ending:TARGET",
+            r"cannot load the target ending:TARGET: its process ended with status 0\. Correct the target: its import",
+        ),
+        ("ending_targets:Missing", r"Missing: its process ended with status 0\. .* must return\.$"),
+        ("ending_targets:Passes", r"ended with status 3\. .* Its output:\nno device$"),
         (
             "declaring:Identity",
-            r"loading declaring:Identity ended its process, with status 0: .* and replicas must come",
+            r"the target declaring:Identity: its process ended with status 0\. .* and replicas must",
         ),
-        ("ending_targets:Crashing", r"(?s)with signal 11: .*Fatal Python error: Segmentation fault.* in missing\n"),
+        (
+            "ending_targets:Crashing",
+            r"(?s)with signal 11\. .*Fatal Python error: Segmentation fault.* in unavailable_reason\n",
+        ),
     ],
 )
 def test_plan_run_target_ending_process_raises(module, text, message):
@@ -69,14 +75,16 @@ def test_plan_run_target_ending_process_raises(module, text, message):
 @pytest.mark.slow
 def test_run_mutants_target_ending_process_raises(module):
     """A target that ends the process is rejected before mutants are tried."""
-    with pytest.raises(TargetError, match="ended its process"):
+    with pytest.raises(TargetError, match="its process ended"):
         run_mutants([], target="ending:TARGET")
 
 
 def test_probe_target_hang_raises(module, monkeypatch):
     """A target that does not return is rejected."""
     monkeypatch.setattr(target_probe, "START_TIMEOUT_S", 0.1)
-    with pytest.raises(TargetError, match=r"ending_targets:Hanging did not end within 0\.1 s: importing"):
+    with pytest.raises(
+        TargetError, match=r"cannot load the target ending_targets:Hanging: its process did not end within 0\.1 s"
+    ):
         probe_target("ending_targets:Hanging")
 
 
@@ -84,5 +92,5 @@ def test_probe_target_hang_raises(module, monkeypatch):
 def test_probe_target_unavailable_target_left_to_run(module):
     """A target that is unavailable with a reason is rejected by the run."""
     probe_target("ending_targets:Refused")
-    with pytest.raises(TargetError, match="the target identity cannot be used here: install it"):
+    with pytest.raises(TargetError, match="cannot use the target identity: install it"):
         plan_run(RunRequest("ending_targets:Refused"))

@@ -1,4 +1,4 @@
-"""What a quantization trait claims is held against eager: wrong claims are told, and none of ours is wrong."""
+"""Claims of quantization traits are compared with eager: wrong ones are reported, and the bundled ones hold."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
 @pytest.mark.parametrize(
     ("reference", "trait", "operands", "broken"),
     [
-        (halved, SHARED_QPARAMS, [X], "it returns 0.5, which is no element of its first operand"),
+        (halved, SHARED_QPARAMS, [X], "it returns 0.5, which is not an element of its first operand"),
         (halved, OWN_QPARAMS, [X], None),
         (halved, KEEP_FLOAT, [X], None),
         (padded, SHARED_QPARAMS, [X], None),
@@ -87,7 +87,7 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
             clipped,
             HOMOGENEOUS_OWN_QPARAMS,
             [X],
-            "twice the first elements of the last side do not make those of the result twice",
+            "doubling the first elements of the last dim does not double those of the result",
         ),
         (normalized, own_qparams_scaled_by(1, 2), [X, Y[0], Y[0]], None),
         (normalized, own_qparams_scaled_by(1, 2), [X, None, Y[0]], None),
@@ -95,18 +95,18 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
             normalized,
             own_qparams_scaled_by(1),
             [X, Y[0], Y[0]],
-            "twice the first elements of the last side do not make",
+            "doubling the first elements of the last dim does not double",
         ),
         (normalized, own_qparams_scaled_by(1), [X.half() / 3, torch.full((2,), 5e-7).half()], None),
-        (rectified, own_qparams_scaled_by(5), [X], "it has no operand 5: it has 1, which are counted from 0"),
+        (rectified, own_qparams_scaled_by(5), [X], "it has no operand 5: it has 1, counted from 0"),
         (
             summed,
             HOMOGENEOUS_OWN_QPARAMS,
             [X],
-            "the last side of the first operand, [1, 2], is not that of its result, []",
+            "the last dim of the first operand, [1, 2], is not that of its result, []",
         ),
         (linear, compute_trait(weight=1, bias=7), [X, WEIGHT, BIAS], "it has no operand 7: it has 3"),
-        (joined, SHARED_QPARAMS, [X, Y], "it returns 7, which is no element of its first operand"),
+        (joined, SHARED_QPARAMS, [X, Y], "it returns 7, which is not an element of its first operand"),
         (joined, UNIFIED_QPARAMS, [X, Y], None),
         (joined, UNIFIED_QPARAMS, [X, Y.int()], None),
         (linear, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], None),
@@ -123,9 +123,14 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
             linear,
             compute_trait(bias=2, channel=0),
             [torch.ones(2, 2), WEIGHT, BIAS],
-            "side 0 of its result is not that of",
+            "dim 0 of its result is not that of",
         ),
-        (scaled_bias, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], "no element of the bias, although"),
+        (
+            scaled_bias,
+            compute_trait(weight=1, axis=0, bias=2),
+            [X, WEIGHT, BIAS],
+            "not an element of the bias, although",
+        ),
     ],
 )
 def test_find_broken_claim_compares_with_eager(reference, trait, operands, broken):

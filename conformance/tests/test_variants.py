@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_values import compute_eager_values
 from clika_ref_conformance.drawing.graphs.variants import VARIANTS, make_variant
 from clika_ref_conformance.levels import graphs
@@ -32,7 +32,7 @@ def two_layers():
     hidden = build("gelu", build("linear", x, graph.add_constant(torch.randn(5, 3), "w")))
     graph.add_output(build("softmax", build("add", hidden, y), dim=-1))
     inputs = (torch.randn(4, 3), torch.randn(4, 5))
-    return Case("layers", graph, [Run("typical", inputs), Run("drawn", tuple(-t for t in inputs))])
+    return GraphCase("layers", graph, [CaseRun("typical", inputs), CaseRun("drawn", tuple(-t for t in inputs))])
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
@@ -59,7 +59,7 @@ def test_make_variant_batch_split_needs_independent_batch():
     build = Builder(graph, REGISTRY.operators)
     x = graph.add_input(TensorType(torch.float32, (4, 3)), "x")
     graph.add_output(build("softmax", x, dim=0))
-    case = Case("softmax", graph, [Run("typical", (torch.randn(4, 3),))])
+    case = GraphCase("softmax", graph, [CaseRun("typical", (torch.randn(4, 3),))])
     assert make_variant(case, "batch split", REGISTRY.operators, Random(0)) is None
 
 
@@ -69,7 +69,7 @@ def test_make_variant_impossible_returns_none():
     build = Builder(graph, REGISTRY.operators)
     x = graph.add_input(TensorType(torch.int64, (4,)), "x")
     graph.add_output(build("neg", x))
-    case = Case("int", graph, [Run("typical", (torch.arange(4),))])
+    case = GraphCase("int", graph, [CaseRun("typical", (torch.arange(4),))])
     for kind in ("dead code", "identity reshape", "double transpose", "added zero"):
         assert make_variant(case, kind, REGISTRY.operators, Random(0)) is None
     assert make_variant(case, "input as constant", REGISTRY.operators, Random(0)) is None
@@ -119,4 +119,4 @@ def test_graphs_unsupported_operators_not_run(tmp_path):
     (task,) = graphs.tasks(one)
     found = [check.run() for check in graphs.checks(task, one)]
     assert {o.verdict for o in found} == {Verdict.NOT_RUN}
-    assert found[0].comparison.message == "the target refuses every call that was drawn for the graph"
+    assert found[0].comparison.message == "the target rejects every call that was drawn for the graph"

@@ -206,10 +206,10 @@ def of_name(samples, name):
 
 def test_make_runs_elements_equal_after_rounding():
     """Elements that are equal only when rounded occur in operands of several dtypes."""
-    half, single = of_name([sample(dtype=torch.float16), sample()], "rounded alike")
+    half, single = of_name([sample(dtype=torch.float16), sample()], "equal after rounding")
     assert torch.equal(half, single.half())
     assert not torch.equal(half.float(), single)
-    half, whole = of_name([sample(dtype=torch.float16), sample(dtype=torch.int64)], "rounded alike")
+    half, whole = of_name([sample(dtype=torch.float16), sample(dtype=torch.int64)], "equal after rounding")
     assert torch.equal(half, whole.half())
     assert not torch.equal(half.long(), whole)
-    assert of_name([sample(), sample()], "rounded alike") is None
+    assert of_name([sample(), sample()], "equal after rounding") is None

@@ -17,7 +17,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.samples import TensorSample, random_draw
 from clika_ref.core.symbols import resolve
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_values import type_of
 from clika_ref_conformance.drawing.sampling import draw_call_of_any_dtype
 from clika_ref_conformance.judged_dtypes import is_judged
@@ -83,7 +83,7 @@ class EagerGraphBuilder:
             with torch.no_grad():
                 result = op(*tensors, **given)
             results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
-            types = _result_types(op, kinds, attrs, results, dynamic=bool(self.sizes))
+            types = _infer_result_types(op, kinds, attrs, results, dynamic=bool(self.sizes))
             is_alien = not all(is_judged(r.dtype) for r in results)
         except Exception as error:  # noqa: BLE001 - a call is illegal if eager or inference rejects it
             return self.reject(op, str(error).partition("\n")[0])
@@ -104,7 +104,7 @@ class EagerGraphBuilder:
         """Record that a call was not added."""
         self.rejected.append((op, problem))
 
-    def finish(self, name: str, outputs: Sequence[Value] = ()) -> Case:
+    def finish(self, name: str, outputs: Sequence[Value] = ()) -> GraphCase:
         """Return the graph as a case.
 
         The graph returns ``outputs``, or all node results without a reader if ``outputs`` is empty.
@@ -112,7 +112,7 @@ class EagerGraphBuilder:
         unread = [v for node in self.graph.nodes for v in node.outputs if not v.uses]
         for value in outputs or unread:
             self.graph.add_output(value)
-        return Case(name, self.graph, [Run("typical", tuple(self.tensors[v] for v in self.graph.inputs))])
+        return GraphCase(name, self.graph, [CaseRun("typical", tuple(self.tensors[v] for v in self.graph.inputs))])
 
     def _operand_tensor(self, operand: Any) -> Any:
         if isinstance(operand, LeafTensor):
@@ -143,7 +143,7 @@ def _is_always_inferable(op: Operator) -> bool:
     return True
 
 
-def _result_types(
+def _infer_result_types(
     op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], results: Sequence[torch.Tensor], *, dynamic: bool
 ) -> Sequence[TensorType]:
     """Return the result types of a call.

@@ -80,17 +80,17 @@ def blame_samples(op: Operator) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if type(error).__module__.partition(".")[0] in DRIVER_PACKAGES:
             raise
-        raise SampleError(op, f"raise {type(error).__name__}: {error}", _error_location(op, error)) from error
+        raise SampleError(op, f"raise {type(error).__name__}: {error}", _find_error_location(op, error)) from error
 
 
-def _error_location(op: Operator, error: BaseException) -> str:
+def _find_error_location(op: Operator, error: BaseException) -> str:
     """Return the line of the samples that raised, or their first line if their return value was rejected."""
     code = getattr(op.sampler, "__code__", None)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     own = [f for f in frames if code is not None and f.filename == code.co_filename]
     if code is not None and not own:
         where = f"in {Path(code.co_filename).name}, line {code.co_firstlineno}"
-        return f" ({where}: in what the samples that begin there return)"
+        return f" ({where}: in the return value of the samples that begin there)"
     at = (own or frames)[-1]
     return f" (in {Path(at.filename).name}, line {at.lineno}: {at.line})"
 
@@ -115,7 +115,7 @@ def draw_call_of_any_dtype(op: Operator, draw: Draw, s: Descriptions | None = No
     Raises:
         SampleError: the sampler raises, or does not return a call of the operator.
     """
-    assert op.sampler is not None, f"{op.name} has samples: a level asks no operator without"
+    assert op.sampler is not None, f"{op.name} has no samples; levels only draw from operators with samples"
     with blame_samples(op):
         call = op.sampler(draw, s or JudgedDescriptions())
     if not isinstance(call, Call):

@@ -15,7 +15,7 @@ import torch
 
 from clika_ref.core.artifacts import Artifact, Runner
 from clika_ref.core.ir import Graph
-from clika_ref_conformance.cases import Case, Compiled, Outcome, Run
+from clika_ref_conformance.cases import CaseRun, Compiled, GraphCase, Outcome
 from clika_ref_conformance.execution.declared_types import find_mistyped_output
 from clika_ref_conformance.execution.deviation_checks import find_error_deviations, find_expected_error, judge_run
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch
@@ -28,26 +28,35 @@ OUT_OF_MEMORY_PHRASES = ("bad_alloc", "can't allocate memory", "Cannot allocate 
 """Messages of libraries that run out of memory without raising a `MemoryError`."""
 
 
-def run_case(case: Case, suite: Suite) -> Outcome:
+def run_case(case: GraphCase, suite: Suite) -> Outcome:
     """Compile a case for the target, run it on all its inputs and judge the results.
 
     The first failure is the verdict, or nondeterminism if a second run on the same inputs gives another result.
-    Otherwise, the verdict is a deviation if any was seen, with the worst comparison.
+    Otherwise, the verdict is a deviation if any occurred, with the worst comparison.
     """
     other = check_judged_dtypes(case.graph)
     if other is not None:
         return Outcome(case.name, other)
     start = time.perf_counter()
     with TemporaryDirectory(dir=suite.folder) as folder:
-        trial = CaseExecution(case, suite, Path(folder))
+        execution = CaseExecution(case, suite, Path(folder))
         try:
-            trial.go()
-            found = trial.worst()
+            execution.execute()
+            found = execution.select_worst()
         except _VerdictReached as stop:
             found = stop.comparison
-        compiled = trial.compiled() if found.verdict.is_failure else None
+        compiled = execution.collect_artifact() if found.verdict.is_failure else None
     seconds = time.perf_counter() - start
-    return Outcome(case.name, found, trial.run, case, sorted(trial.seen), sorted(trial.watched), seconds, compiled)
+    return Outcome(
+        case.name,
+        found,
+        execution.run,
+        case,
+        sorted(execution.occurred),
+        sorted(execution.applicable),
+        seconds,
+        compiled,
+    )
 
 
 def select_representative(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
@@ -58,9 +67,9 @@ def select_representative(found: Sequence[tuple[str, Comparison]]) -> tuple[str,
     """
     totals = {count: sum(getattr(c, count) for _, c in found) for count in COUNT_FIELDS}
     for verdicts in ((Verdict.DEVIATION,), (Verdict.PASS,), tuple(Verdict)):
-        told = [item for item in found if item[1].verdict in verdicts]
-        if told:
-            run, worst = max(told, key=lambda item: item[1].ratio)
+        matching = [item for item in found if item[1].verdict in verdicts]
+        if matching:
+            run, worst = max(matching, key=lambda item: item[1].ratio)
             return run, replace(worst, **totals)
     return "", Comparison(Verdict.PASS)
 
@@ -78,7 +87,7 @@ def find_unsupported(graph: Graph, suite: Suite) -> Comparison | None:
         if is_valid_reason(reason):
             return Comparison(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
         if reason is not None:
-            message = f"unsupported_reason({node!r}) is {reason!r}: return None, or the reason in words"
+            message = f"unsupported_reason({node!r}) returned {reason!r}. Return None, or the reason as text."
             return Comparison(Verdict.CONTRACT, message)
     return None
 
@@ -107,7 +116,7 @@ class _VerdictReached(Exception):  # noqa: N818 - control flow, not an error: th
 class CaseExecution:
     """Execution of one case on the target. Steps raise `_VerdictReached` as soon as the verdict is known."""
 
-    def __init__(self, case: Case, suite: Suite, folder: Path) -> None:
+    def __init__(self, case: GraphCase, suite: Suite, folder: Path) -> None:
         self.case = case
         self.suite = suite
         self.folder = folder
@@ -116,31 +125,31 @@ class CaseExecution:
         self.found: list[tuple[str, Comparison]] = []
         self.artifact: Artifact | None = None
         """Artifact of the last compilation."""
-        self.seen: set[str] = set()
-        self.watched: set[str] = set()
+        self.occurred: set[str] = set()
+        self.applicable: set[str] = set()
         self._weights = {
             n: v.data for n, v in case.graph.constants.items() if v.deferred_data is None and v.data is not None
         }
         self._original_weights = [weight.detach().clone() for weight in self._weights.values()]
 
-    def go(self) -> None:
+    def execute(self) -> None:
         """Take every step; return if none finds a failure."""
         graph = self._lower()
         self._check_supported(graph)
         references = {id(run): self._compute_reference(run) for run in self.case.runs}
         self.run_all(graph, lambda run, results: self._judge(run, references[id(run)], results))
 
-    def run_all(self, graph: Graph, judge: Callable[[Run, list[torch.Tensor]], None]) -> None:
+    def run_all(self, graph: Graph, judge: Callable[[CaseRun, list[torch.Tensor]], None]) -> None:
         """Compile and run a lowered graph on all inputs, with all checks except the numeric one.
 
         ``judge`` checks the numbers. It is called with the results of each run that does not fail as declared.
         """
         runner = self._compile_and_load(graph, "model.onnx")
         is_random = any(node.is_random for node in graph.nodes)
-        kept: list[tuple[Run, list[torch.Tensor], list[torch.Tensor]]] = []
+        kept: list[tuple[CaseRun, list[torch.Tensor], list[torch.Tensor]]] = []
         for run in self.case.runs:
             self.run = run.name
-            self.watched |= {d.id for d in find_error_deviations(self.case.graph, run, self.suite.deviations)}
+            self.applicable |= {d.id for d in find_error_deviations(self.case.graph, run, self.suite.deviations)}
             results = self._run_once(runner, run, len(graph.outputs))
             if results is not None:
                 copies = [t.clone() for t in results]
@@ -154,12 +163,12 @@ class CaseExecution:
         if kept and not is_random:
             self._check_repeatable(runner, graph, kept)
 
-    def worst(self) -> Comparison:
+    def select_worst(self) -> Comparison:
         """Return the comparison that represents all runs."""
         self.run, worst = select_representative(self.found)
         return worst
 
-    def compiled(self) -> Compiled | None:
+    def collect_artifact(self) -> Compiled | None:
         """Return the last artifact with its files; None if it is in another folder, or if its folder has subfolders.
 
         Compiling again may give another artifact, as targets select kernels by measured speed.
@@ -177,18 +186,18 @@ class CaseExecution:
             raise _VerdictReached(Verdict.CONTRACT, f"lowering the graph failed: {_format_error(error)}") from error
 
     def _check_supported(self, graph: Graph) -> None:
-        refused = find_unsupported(graph, self.suite)
-        if refused is not None:
-            raise _VerdictReached(refused.verdict, refused.message)
+        rejection = find_unsupported(graph, self.suite)
+        if rejection is not None:
+            raise _VerdictReached(rejection.verdict, rejection.message)
 
-    def _compute_reference(self, run: Run) -> CaseReference:
+    def _compute_reference(self, run: CaseRun) -> CaseReference:
         self.run = run.name
         try:
             trusting, arithmetic = self.suite.profile.trusts_eager, self.suite.arithmetic
             reference = CaseReference(self.case.graph, run.inputs, trusts_eager=trusting, arithmetic=arithmetic)
         except exceptions_to_catch() as error:
             verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.SAMPLE
-            raise _VerdictReached(verdict, f"eager refuses the call: {_format_error(error)}") from error
+            raise _VerdictReached(verdict, f"eager rejects the call: {_format_error(error)}") from error
         problem = find_mistyped_output(self.case.graph, run.inputs, reference.eager)
         if problem:
             raise _VerdictReached(Verdict.CONTRACT, problem)
@@ -209,7 +218,7 @@ class CaseExecution:
             doing = "compiling" if verdict is Verdict.UNDECLARED else "loading the artifact"
             raise self._classify_error(error, None, verdict, doing) from error
 
-    def _run_once(self, runner: Runner, run: Run, count: int) -> list[torch.Tensor] | None:
+    def _run_once(self, runner: Runner, run: CaseRun, count: int) -> list[torch.Tensor] | None:
         """Run the target once and check everything except the numbers; return None if it fails as declared."""
         before = [t.clone() for t in run.inputs]
         try:
@@ -233,19 +242,17 @@ class CaseExecution:
             if result.device.type != "cpu" or result.layout is not torch.strided:
                 kind = f"{str(result.layout).removeprefix('torch.')} on {result.device}"
                 raise _VerdictReached(
-                    Verdict.STRUCTURE, f"output {index} is {kind}; a runner returns strided tensors on the CPU"
+                    Verdict.STRUCTURE, f"output {index} is {kind}. Return strided tensors on the CPU."
                 )
         if written:
             raise _VerdictReached(Verdict.CONTRACT, f"the target wrote into its input {written[0]}")
-        spans = sorted((*_address_range(t), i) for i, t in enumerate(run.inputs) if t.numel())
+        spans = sorted((*_get_address_range(t), i) for i, t in enumerate(run.inputs) if t.numel())
         for index, result in enumerate(results):
-            start, end = _address_range(result)
+            start, end = _get_address_range(result)
             place = bisect.bisect_left(spans, (end,))
             if result.numel() and place and spans[place - 1][1] > start:
                 shared = spans[place - 1][2]
-                raise _VerdictReached(
-                    Verdict.CONTRACT, f"output {index} is a view of input {shared}; a runner returns copies"
-                )
+                raise _VerdictReached(Verdict.CONTRACT, f"output {index} is a view of input {shared}. Return a copy.")
         return list(results)
 
     def _check_weights_unchanged(self) -> None:
@@ -255,36 +262,40 @@ class CaseExecution:
         if written:
             name = [*self._weights][written[0]]
             raise _VerdictReached(
-                Verdict.CONTRACT, f"the target wrote into the weight {name}, which is the model's own"
+                Verdict.CONTRACT, f"the target wrote into the weight {name}, which belongs to the model"
             )
 
-    def _classify_error(self, error: BaseException, run: Run | None, verdict: Verdict, doing: str) -> _VerdictReached:
+    def _classify_error(
+        self, error: BaseException, run: CaseRun | None, verdict: Verdict, doing: str
+    ) -> _VerdictReached:
         if is_out_of_memory(error):
             return _VerdictReached(Verdict.MEMORY, f"{doing} ran out of memory: {_format_error(error)}")
         declared = find_expected_error(self.case.graph, run, error, self.suite.deviations)
         if declared is None:
-            return _VerdictReached(verdict, f"{doing} failed, and the target did not refuse: {_format_error(error)}")
-        self.seen.add(declared.id)
-        self.watched.add(declared.id)
+            return _VerdictReached(
+                verdict, f"{doing} failed, and the target did not reject the call: {_format_error(error)}"
+            )
+        self.occurred.add(declared.id)
+        self.applicable.add(declared.id)
         return _VerdictReached(Verdict.DEVIATION, f"{declared.id}: {declared.reason}")
 
-    def _judge(self, run: Run, reference: CaseReference, results: list[torch.Tensor]) -> None:
+    def _judge(self, run: CaseRun, reference: CaseReference, results: list[torch.Tensor]) -> None:
         judgement = judge_run(reference, run, results, self.suite.deviations)
-        self.seen.update(judgement.seen)
-        self.watched.update(judgement.watched)
+        self.occurred.update(judgement.occurred)
+        self.applicable.update(judgement.applicable)
         comparison = judgement.comparison
         if comparison.verdict.is_failure:
             raise _JudgedFailure(comparison)
         self.found.append((run.name, comparison))
 
     def _check_repeatable(
-        self, runner: Runner, graph: Graph, kept: Sequence[tuple[Run, list[torch.Tensor], list[torch.Tensor]]]
+        self, runner: Runner, graph: Graph, kept: Sequence[tuple[CaseRun, list[torch.Tensor], list[torch.Tensor]]]
     ) -> None:
         """Run again, and compile a share of the cases again: the results must be bit-identical."""
         for run, results, copies in kept:
             self.run = run.name
             if not all(map(has_same_bits, results, copies)):
-                raise _VerdictReached(Verdict.CONTRACT, "a later run changed the tensors that this one had returned")
+                raise _VerdictReached(Verdict.CONTRACT, "a later run changed the outputs of this run")
         run, results, _ = kept[0]
         self.run = run.name
         self._require_same_results(runner, run, results, "on a second run")
@@ -293,7 +304,9 @@ class CaseExecution:
                 self._compile_and_load(graph, "again.onnx"), run, results, "after a second compilation"
             )
 
-    def _check_determinism(self, runner: Runner, run: Run, results: list[torch.Tensor], wrong: _VerdictReached) -> None:
+    def _check_determinism(
+        self, runner: Runner, run: CaseRun, results: list[torch.Tensor], wrong: _VerdictReached
+    ) -> None:
         """Repeat a failing run once; report nondeterminism if the second result differs or the second run fails."""
         try:
             self._require_same_results(runner, run, results, "on a second run")
@@ -303,7 +316,7 @@ class CaseExecution:
             message = f"on a second run: {other.comparison.message}; on the first: {wrong.comparison.message}"
             raise _VerdictReached(Verdict.NONDETERMINISTIC, message) from other
 
-    def _require_same_results(self, runner: Runner, run: Run, results: list[torch.Tensor], when: str) -> None:
+    def _require_same_results(self, runner: Runner, run: CaseRun, results: list[torch.Tensor], when: str) -> None:
         self.run = run.name
         again = self._run_once(runner, run, len(results))
         for index, (old, new) in enumerate(zip(results, again or (), strict=again is not None)):
@@ -331,10 +344,10 @@ def has_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return torch.equal(a, b)
     if torch.equal(a.view(INTEGER_DTYPE_BY_SIZE[a.itemsize]), b.view(INTEGER_DTYPE_BY_SIZE[b.itemsize])):
         return True
-    return bool(_equal_elements(a, b).all())
+    return bool(_find_equal_elements(a, b).all())
 
 
-def _equal_elements(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _find_equal_elements(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
 
 
@@ -362,7 +375,7 @@ def is_in_share(name: str, share: float) -> bool:
     return zlib.crc32(name.encode()) % 1000 < share * 1000
 
 
-def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
+def _get_address_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the start and end address of a tensor's storage; a view of an array starts within the array's storage."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -376,12 +389,12 @@ def _describe_change(index: int, old: torch.Tensor, new: torch.Tensor, when: str
     """Describe how an output changed, with enough digits to distinguish the two values."""
     if not has_same_type(old, new):
         now, before = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (new, old))
-        return f"output {index} is {now} {when}, and was {before}"
-    other = ~_equal_elements(old, new)
+        return f"output {index} is {now} {when} instead of {before}"
+    other = ~_find_equal_elements(old, new)
     place = other.nonzero()[0].tolist()
     now, before = (t[tuple(place)].item() for t in (new, old))
-    counts = f"{int(other.sum()):,} of {old.numel():,} elements are others"
-    return f"output {index}{place or ''} is {now!r} {when}, and was {before!r}; {counts}"
+    counts = f"{int(other.sum()):,} of {old.numel():,} elements differ"
+    return f"output {index}{place or ''} is {now!r} {when} instead of {before!r}; {counts}"
 
 
 def _describe_type(results: Any) -> str:

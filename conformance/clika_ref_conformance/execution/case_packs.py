@@ -16,7 +16,7 @@ import torch
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.export.interface import name_interface
-from clika_ref_conformance.cases import Case, Check, Outcome, Run
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome
 from clika_ref_conformance.execution.case_checks import CaseExecution, has_same_bits, run_case, select_representative
 from clika_ref_conformance.execution.deviation_checks import judge_run
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch
@@ -31,7 +31,7 @@ PACK_SIZE = 25
 """Number of cases in a pack: a session costs ONNX Runtime 0.35 ms, and other runtimes a hundred times that."""
 
 
-def make_packed_checks(cases: Sequence[Case], suite: Suite) -> list[Check]:
+def make_packed_checks(cases: Sequence[GraphCase], suite: Suite) -> list[Check]:
     """Return one check for each case, preceded by one check for each pack.
 
     The check of a pack tries it. If it kills the process, the next process runs the cases one by one, so that each gets
@@ -41,7 +41,7 @@ def make_packed_checks(cases: Sequence[Case], suite: Suite) -> list[Check]:
     for index in range(0, len(cases), PACK_SIZE):
         pack = CasePack(f"pack-{index // PACK_SIZE}", cases[index : index + PACK_SIZE], suite)
         found.append(Check(pack.name, pack.run))
-        found += [Check(case.name, lambda case=case, pack=pack: pack.outcome(case)) for case in pack.cases]
+        found += [Check(case.name, lambda case=case, pack=pack: pack.get_outcome(case)) for case in pack.cases]
     return found
 
 
@@ -50,7 +50,7 @@ class CasePack:
     """Cases that are compiled together."""
 
     name: str
-    cases: Sequence[Case]
+    cases: Sequence[GraphCase]
     suite: Suite
     found: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
     """Outcomes of cases that passed in the pack, by the name of the case."""
@@ -61,19 +61,19 @@ class CasePack:
         cases = [c for c in self.cases if all(ask(node) is None for node in c.graph.nodes)]
         if not cases:
             if self.cases:
-                return Outcome(self.name, make_not_run(Reason.NO_NODES, "the target refuses all of it"))
-            return Outcome(self.name, make_not_run(Reason.FEW_CALLS, "there is nothing to compile together"))
+                return Outcome(self.name, make_not_run(Reason.NO_NODES, "the target rejects all of its cases"))
+            return Outcome(self.name, make_not_run(Reason.FEW_CALLS, "there are no cases to compile together"))
         message = self._run_or_split(cases)
         if not self.found:
-            message = f"none of it is right together, so each case is run by itself: {message or 'judged wrong'}"
-            return Outcome(self.name, make_not_run(Reason.NOT_TOGETHER, message))
+            message = f"no case passes in the pack, so each runs separately: {message or 'wrong results'}"
+            return Outcome(self.name, make_not_run(Reason.RUN_SEPARATELY, message))
         return Outcome(self.name, Comparison(Verdict.PASS, message))
 
-    def outcome(self, case: Case) -> Outcome:
+    def get_outcome(self, case: GraphCase) -> Outcome:
         """Return the outcome of a case: from the pack if it passed there, or else from a separate run."""
         return self.found.get(case.name) or run_case(case, self.suite)
 
-    def _run_or_split(self, cases: Sequence[Case]) -> str:
+    def _run_or_split(self, cases: Sequence[GraphCase]) -> str:
         """Run cases together, or in two halves if that fails."""
         try:
             self._run_together(cases)
@@ -84,18 +84,18 @@ class CasePack:
             return "; ".join(filter(None, (self._run_or_split(cases[:half]), self._run_or_split(cases[half:]))))
         return ""
 
-    def _run_together(self, cases: Sequence[Case]) -> None:
+    def _run_together(self, cases: Sequence[GraphCase]) -> None:
         graph = merge_graphs([case.graph for case in cases])
         name_interface(graph, self.suite.registry.operators, (), ())
-        runs = [Run(f"{self.name}-{i}", tuple(inputs)) for i, inputs in enumerate(_merge_inputs(cases))]
+        runs = [CaseRun(f"{self.name}-{i}", tuple(inputs)) for i, inputs in enumerate(_merge_inputs(cases))]
         results: list[list[torch.Tensor]] = []
         with TemporaryDirectory(dir=self.suite.folder) as folder:
-            trial = CaseExecution(Case(self.name, graph, runs), self.suite, Path(folder))
+            trial = CaseExecution(GraphCase(self.name, graph, runs), self.suite, Path(folder))
             trial.run_all(graph, lambda _, found: results.append(found))
         if trial.found:  # the declared error must be attributed to a case
             raise TargetError(trial.found[0][1].message)
         start = 0
-        before: tuple[Case, Results] | None = None
+        before: tuple[GraphCase, Results] | None = None
         for case in cases:
             end = start + len(case.graph.outputs)
             outputs = [r[start:end] for r in results]
@@ -107,7 +107,7 @@ class CasePack:
             else:
                 self.found[case.name] = replace(known, name=case.name, case=case)
 
-    def _judge(self, case: Case, results: Results) -> None:
+    def _judge(self, case: GraphCase, results: Results) -> None:
         trusting, arithmetic = self.suite.profile.trusts_eager, self.suite.arithmetic
         judgements = [
             judge_run(
@@ -128,12 +128,12 @@ class CasePack:
             comparison,
             run,
             case,
-            sorted({d for j in judgements for d in j.seen}),
-            sorted({d for j in judgements for d in j.watched}),
+            sorted({d for j in judgements for d in j.occurred}),
+            sorted({d for j in judgements for d in j.applicable}),
         )
 
 
-def _is_same_prefix(case: Case, results: Results, whole: Case, more: Results) -> bool:
+def _is_same_prefix(case: GraphCase, results: Results, whole: GraphCase, more: Results) -> bool:
     """Return whether a case returns the first outputs of another, with bit-identical results of the target."""
     if (
         case.runs is not whole.runs
@@ -147,7 +147,7 @@ def _is_same_prefix(case: Case, results: Results, whole: Case, more: Results) ->
     )
 
 
-def _merge_inputs(cases: Sequence[Case]) -> list[list[torch.Tensor]]:
+def _merge_inputs(cases: Sequence[GraphCase]) -> list[list[torch.Tensor]]:
     """Return the inputs of the joint graph for each round; a case with fewer runs than others repeats its first."""
     rounds = max(len(case.runs) for case in cases)
     return [

@@ -6,13 +6,13 @@ import functools
 import time
 from dataclasses import replace
 
-from clika_ref_conformance.cases import Case, Check, Outcome
+from clika_ref_conformance.cases import Check, GraphCase, Outcome
 from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Reason, make_not_run
 
-NO_NODES_MESSAGE = "the target refuses every call that was drawn for the graph"
+NO_NODES_MESSAGE = "the target rejects every call that was drawn for the graph"
 """Reason why a case without nodes is not run."""
 
 
@@ -24,11 +24,11 @@ class CaseBatch:
         self.seconds = suite.profile.shrink_seconds
         """Seconds left for all reductions of the task."""
 
-    def check(self, case: Case) -> Check:
+    def check(self, case: GraphCase) -> Check:
         """Return the check of a case."""
-        return Check(case.name, functools.partial(self.outcome, case))
+        return Check(case.name, functools.partial(self.judge, case))
 
-    def outcome(self, case: Case) -> Outcome:
+    def judge(self, case: GraphCase) -> Outcome:
         """Judge a case, and reduce a failure to the failing nodes.
 
         A graph without nodes is not run, as it would only return its inputs.

@@ -53,7 +53,7 @@ def check_torch_state(outcome: Outcome) -> Outcome:
     altered = restore_torch_state()
     if not altered:
         return outcome
-    message = f"the target {altered} in this process, which changes what eager computes"
+    message = f"the target {altered} in this process, which changes the results of eager"
     return replace(outcome, comparison=Comparison(Verdict.CONTRACT, message))
 
 

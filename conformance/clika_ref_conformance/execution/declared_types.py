@@ -32,7 +32,7 @@ def find_mistyped_output(graph: Graph, inputs: Sequence[torch.Tensor], outputs: 
         if (declared.dtype, shape) != (tensor.dtype, tuple(tensor.shape)):
             found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
             given = f" where {', '.join(f'{name} is {size}' for name, size in sizes.items())}" if sizes else ""
-            return f"output {index} is declared as {declared}, but eager returns {found}{given}; see its type rule"
+            return f"output {index} is declared as {declared}, but eager returns {found}{given}. Correct its type rule."
     return ""
 
 

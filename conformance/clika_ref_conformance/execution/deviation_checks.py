@@ -18,7 +18,7 @@ import torch
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
-from clika_ref_conformance.cases import Run
+from clika_ref_conformance.cases import CaseRun
 from clika_ref_conformance.deviations import ELEMENT_KINDS, Deviation, import_replica
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -42,12 +42,12 @@ class Judgement:
     """Result of judging one run, with the identifiers of the deviations in it."""
 
     comparison: Comparison
-    seen: tuple[str, ...] = ()
-    watched: tuple[str, ...] = ()
-    """Deviations that could have been seen: they change the outputs of the graph."""
+    occurred: tuple[str, ...] = ()
+    applicable: tuple[str, ...] = ()
+    """Deviations that could have occurred: they change the outputs of the graph."""
 
 
-def judge_run(reference: CaseReference, run: Run, actual: Tensors, deviations: Sequence[Deviation]) -> Judgement:
+def judge_run(reference: CaseReference, run: CaseRun, actual: Tensors, deviations: Sequence[Deviation]) -> Judgement:
     """Judge the results of a target for a run; if they fail, judge them again with the declared deviations.
 
     Each deviation is tried alone, and then all of them together. The first that makes the results correct is the
@@ -58,27 +58,27 @@ def judge_run(reference: CaseReference, run: Run, actual: Tensors, deviations: S
     concerned = [d for d in concerned if not d.error]
     if not concerned:
         return Judgement(found)
-    watched = tuple(d.id for d in concerned if _changes_outputs(graph, run, d))
+    applicable = tuple(d.id for d in concerned if _changes_outputs(graph, run, d))
     if not found.verdict.is_failure:
-        return Judgement(found, (), watched)
+        return Judgement(found, (), applicable)
     for group in [[d] for d in concerned] + [concerned] * (len(concerned) > 1):
         again = _judge_with_deviations(reference, run, actual, group)
         if again is not None and not again.verdict.is_failure:
-            seen = tuple(d.id for d in group if d.id in watched)
+            occurred = tuple(d.id for d in group if d.id in applicable)
             message = "; ".join(f"{d.id}: {d.reason}" for d in group)
-            return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), seen, watched)
-    return Judgement(found, (), watched)
+            return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), occurred, applicable)
+    return Judgement(found, (), applicable)
 
 
 def find_expected_error(
-    graph: Graph, run: Run | None, error: BaseException, deviations: Sequence[Deviation]
+    graph: Graph, run: CaseRun | None, error: BaseException, deviations: Sequence[Deviation]
 ) -> Deviation | None:
     """Return the deviation that declares an error of a graph, raised while compiling or in a run."""
     concerned = find_error_deviations(graph, run, deviations)
     return next((d for d in concerned if d.matches(error)), None)
 
 
-def find_error_deviations(graph: Graph, run: Run | None, deviations: Sequence[Deviation]) -> list[Deviation]:
+def find_error_deviations(graph: Graph, run: CaseRun | None, deviations: Sequence[Deviation]) -> list[Deviation]:
     """Return the deviations that allow a graph, or a run of it, to raise an error."""
     return [
         d
@@ -88,7 +88,7 @@ def find_error_deviations(graph: Graph, run: Run | None, deviations: Sequence[De
 
 
 def _judge_with_deviations(
-    reference: CaseReference, run: Run, actual: Tensors, group: Sequence[Deviation]
+    reference: CaseReference, run: CaseRun, actual: Tensors, group: Sequence[Deviation]
 ) -> Comparison | None:
     """Judge as if eager deviated; None if a later node of the graph rejects the changed values."""
     try:
@@ -98,7 +98,7 @@ def _judge_with_deviations(
 
 
 def _judge_deviating_graph(
-    reference: CaseReference, run: Run, actual: Tensors, group: Sequence[Deviation]
+    reference: CaseReference, run: CaseRun, actual: Tensors, group: Sequence[Deviation]
 ) -> Comparison:
     fixed = [d for d in group if not d.free]
     changed = _make_deviating_graph(reference.graph, [(d, _make_alteration(d)) for d in fixed])
@@ -111,7 +111,7 @@ def _judge_deviating_graph(
 
 
 def _replace_free_elements(
-    graph: Graph, run: Run, actual: Tensors, eager: Tensors, free: Sequence[Deviation]
+    graph: Graph, run: CaseRun, actual: Tensors, eager: Tensors, free: Sequence[Deviation]
 ) -> Tensors:
     """Replace elements of the output that depend on free elements by eager's.
 
@@ -130,7 +130,7 @@ def _replace_free_elements(
         others = [v[index] for v in variants]
         if a.dtype != e.dtype or any(o.shape != e.shape for o in others):
             continue
-        depends = functools.reduce(torch.logical_or, (_differing_elements(o, e) for o in others))
+        depends = functools.reduce(torch.logical_or, (_find_differing_elements(o, e) for o in others))
         if a.shape == e.shape:
             result[index] = torch.where(depends, e, a)
         elif a.ndim == e.ndim and not graph.outputs[index].type.is_static and bool(depends.all()):
@@ -138,7 +138,7 @@ def _replace_free_elements(
     return result
 
 
-def _changes_outputs(graph: Graph, run: Run, deviation: Deviation) -> bool:
+def _changes_outputs(graph: Graph, run: CaseRun, deviation: Deviation) -> bool:
     """Return whether a deviation changes the outputs of a graph."""
     alter = _make_filling(deviation, FREE_ELEMENT_FILLS[0]) if deviation.free else _make_alteration(deviation)
     try:
@@ -146,10 +146,10 @@ def _changes_outputs(graph: Graph, run: Run, deviation: Deviation) -> bool:
     except _RejectedValueError:
         return False
     pairs = zip(_run_graph(graph, run), others, strict=True)
-    return any(a.shape != b.shape or a.dtype != b.dtype or bool(_differing_elements(a, b).any()) for a, b in pairs)
+    return any(a.shape != b.shape or a.dtype != b.dtype or bool(_find_differing_elements(a, b).any()) for a, b in pairs)
 
 
-def _run_graph(graph: Graph, run: Run) -> Tensors:
+def _run_graph(graph: Graph, run: CaseRun) -> Tensors:
     try:
         with torch.no_grad():
             return interpret(graph, [t.clone() for t in run.inputs])[0]
@@ -161,7 +161,7 @@ class _RejectedValueError(Exception):
     pass
 
 
-def _differing_elements(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _find_differing_elements(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Compare element by element: NaN equals NaN, and zeros differ by their sign."""
     both_nan = a.isnan() & b.isnan()
     return ((a != b) | (a.signbit() != b.signbit())) & ~both_nan
@@ -208,7 +208,7 @@ def _make_alteration(deviation: Deviation) -> NodeAlteration:
         for value, tensor in zip(node.outputs, results, strict=True):
             new = tensor
             for kind, name in deviation.replace.items() if value.type.dtype.is_floating_point else ():
-                new = torch.where(_mask_of_kind(kind, tensor), _parse_substitute(name, value.type.dtype), new).to(
+                new = torch.where(_make_mask(kind, tensor), _parse_substitute(name, value.type.dtype), new).to(
                     tensor.dtype
                 )
             changed.append(new)
@@ -221,22 +221,22 @@ def _make_filling(deviation: Deviation, fill: float) -> NodeAlteration:
     def put(_: Node, operands: tuple[Any, ...], __: dict[str, Any], results: Tensors) -> Tensors:
         operand_kinds = [kind.removeprefix("operand-") for kind in deviation.free if kind.startswith("operand-")]
         tensors = [t for t in operands if isinstance(t, torch.Tensor)]
-        if any(bool(_mask_of_kind(kind, t).any()) for kind in operand_kinds for t in tensors):
-            return [torch.full_like(t, _valid_fill(fill, t)) for t in results]
+        if any(bool(_make_mask(kind, t).any()) for kind in operand_kinds for t in tensors):
+            return [torch.full_like(t, _make_valid_fill(fill, t)) for t in results]
         found = [
-            functools.reduce(torch.logical_or, (_mask_of_kind(k, t) for k in kinds), _empty_mask(t)) for t in results
+            functools.reduce(torch.logical_or, (_make_mask(k, t) for k in kinds), _make_empty_mask(t)) for t in results
         ]
-        return [t.masked_fill(_join_masks(found, t), _valid_fill(fill, t)) for t in results]
+        return [t.masked_fill(_join_masks(found, t), _make_valid_fill(fill, t)) for t in results]
 
     kinds = [kind for kind in deviation.free if kind in ELEMENT_KINDS]
     return put
 
 
-def _valid_fill(fill: float, tensor: torch.Tensor) -> float:
+def _make_valid_fill(fill: float, tensor: torch.Tensor) -> float:
     return FREE_ELEMENT_FILLS[0] if math.isnan(fill) and not tensor.is_floating_point() else fill
 
 
-def _empty_mask(tensor: torch.Tensor) -> torch.Tensor:
+def _make_empty_mask(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor, dtype=torch.bool)
 
 
@@ -245,9 +245,9 @@ def _join_masks(masks: Sequence[torch.Tensor], tensor: torch.Tensor) -> torch.Te
     return functools.reduce(torch.logical_or, (m for m in masks if m.shape == tensor.shape))
 
 
-def _mask_of_kind(kind: str, tensor: torch.Tensor) -> torch.Tensor:
+def _make_mask(kind: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
-        return _empty_mask(tensor)
+        return _make_empty_mask(tensor)
     is_zero = tensor == 0
     match kind:
         case "nan":

@@ -10,7 +10,7 @@ import torch
 
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Value
-from clika_ref_conformance.cases import Case, Outcome
+from clika_ref_conformance.cases import GraphCase, Outcome
 from clika_ref_conformance.execution.case_checks import find_unsupported, has_same_type
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch
 from clika_ref_conformance.judging.distributions import describe_difference
@@ -28,19 +28,19 @@ MAX_ELEMENTS = 32
 """Number of elements of each result that are compared: the first ones."""
 
 
-def check_distributions(name: str, cases: Sequence[Case], suite: Suite) -> Outcome:
+def check_distributions(name: str, cases: Sequence[GraphCase], suite: Suite) -> Outcome:
     """Compare the distributions of random calls with eager's; the first that differs decides."""
     found = [_compare_distribution(case, suite) for case in select_random_calls(cases)]
     if not found:
-        return Outcome(name, make_not_run(Reason.NOTHING_TO_LOOK_AT, "no call that was drawn depends on chance"))
+        return Outcome(name, make_not_run(Reason.NO_SUITABLE_CALL, "no drawn call is random"))
     failed = [c for c in found if c.verdict.is_failure]
     passed = [c for c in found if c.verdict is Verdict.PASS]
     return Outcome(name, (*failed, *passed, *found)[0])
 
 
-def select_random_calls(cases: Sequence[Case]) -> list[Case]:
+def select_random_calls(cases: Sequence[GraphCase]) -> list[GraphCase]:
     """Return the calls to run: the one with most elements among those with equal attributes, apart from sizes."""
-    largest: dict[str, tuple[int, Case]] = {}
+    largest: dict[str, tuple[int, GraphCase]] = {}
     for case in cases:
         (node,) = case.graph.nodes
         size = max((v.numel() for v in (case.tensors[v] for v in case.graph.outputs)), default=0)
@@ -53,18 +53,18 @@ def select_random_calls(cases: Sequence[Case]) -> list[Case]:
     return [case for _, case in ranked[:MAX_CALLS]]
 
 
-def _compare_distribution(case: Case, suite: Suite) -> Comparison:
+def _compare_distribution(case: GraphCase, suite: Suite) -> Comparison:
     graph, inputs = suite.lower_graph(case), case.runs[0].inputs
-    refused = find_unsupported(graph, suite)
-    if refused is not None:
-        return refused
+    rejection = find_unsupported(graph, suite)
+    if rejection is not None:
+        return rejection
     with TemporaryDirectory(dir=suite.folder) as folder:
         try:
             runner = suite.target.load(suite.target.compile(graph, Path(folder) / "model.onnx"))
             target = _draw_samples(lambda: runner([t.clone() for t in inputs]))
         except exceptions_to_catch() as error:
-            message = f"the target fails on it, which other checks show: {type(error).__name__}: {error}"
-            return make_not_run(Reason.FAILS_HERE, message)
+            message = f"the target fails on it, as other checks report: {type(error).__name__}: {error}"
+            return make_not_run(Reason.FAILS_ELSEWHERE, message)
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.default_generator.manual_seed(suite.profile.seed)
         eager = _draw_samples(_make_eager_draw(case))
@@ -77,7 +77,7 @@ def _compare_distribution(case: Case, suite: Suite) -> Comparison:
     return Comparison(Verdict.PASS, elements=elements)
 
 
-def _make_eager_draw(case: Case) -> Callable[[], Sequence[torch.Tensor]]:
+def _make_eager_draw(case: GraphCase) -> Callable[[], Sequence[torch.Tensor]]:
     """Return the call without the interpreter, which would take longer than most calls."""
     (node,) = case.graph.nodes
     operands = [case.tensors[v] if isinstance(v, Value) else v for v in node.inputs]

@@ -33,9 +33,9 @@ def collect_environment(suite: Suite) -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "processor": _processor_name(),
+        "processor": _find_processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "suite": suite_hash(),
+        "suite": compute_suite_hash(),
         "limits": f"{suite.profile.case_seconds:g} s, {suite.profile.memory_bytes / 2**30:g} GiB",
         **libraries,
         **plugins,
@@ -43,7 +43,7 @@ def collect_environment(suite: Suite) -> dict[str, str]:
     }
 
 
-def suite_hash() -> str:
+def compute_suite_hash() -> str:
     """Return a hash of the suite's own sources: two reports with the same hash ran the same checks."""
     digest = hashlib.sha256()
     root = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _processor_name() -> str:
+def _find_processor_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # not Linux

@@ -32,9 +32,9 @@ class TaskFailures:
 
     def most_frequent(self, check: str) -> tuple[Verdict, int]:
         """Return the most frequent kind of failure among those that predict the result of a check, and its count."""
-        telling = {(), self._find_covering(check)}
-        told = [(verdict, count) for (verdict, covering), count in self.counts.items() if covering in telling]
-        return max(told, key=lambda item: item[1], default=(Verdict.PASS, 0))
+        predictive = {(), self._find_covering(check)}
+        counts = [(verdict, count) for (verdict, covering), count in self.counts.items() if covering in predictive]
+        return max(counts, key=lambda item: item[1], default=(Verdict.PASS, 0))
 
     def _find_covering(self, check: str) -> tuple[ExpectedFailure, ...]:
         return tuple(entry for entry in self.xfails if entry.concerns(self.task, check))

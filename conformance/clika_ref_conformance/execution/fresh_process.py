@@ -78,7 +78,7 @@ class FreshProcess:
         constants = self.home / "constants.safetensors"
         save_file({n: v.data.clone().contiguous() for n, v in graph.constants.items() if v.data is not None}, constants)
         request = {"graph": graph_to_json(graph), "constants": str(constants), "folder": str(folder)}
-        return self.ask({"do": "compile", **request, "options": dict(options)})["digest"]
+        return self.request({"do": "compile", **request, "options": dict(options)})["digest"]
 
     def run(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Load and run an artifact in the other process, and return the outputs.
@@ -89,7 +89,9 @@ class FreshProcess:
         given, taken = (self.home / f"{name}.safetensors" for name in ("inputs", "outputs"))
         save_file({f"{i:03}": t.clone().contiguous() for i, t in enumerate(inputs)}, given)
         names = {"inputs": artifact.input_names, "outputs": artifact.output_names}
-        self.ask({"do": "run", "path": str(artifact.path), "names": names, "given": str(given), "taken": str(taken)})
+        self.request(
+            {"do": "run", "path": str(artifact.path), "names": names, "given": str(given), "taken": str(taken)}
+        )
         outputs = load_file(taken)
         return [outputs[name] for name in sorted(outputs)]
 
@@ -99,7 +101,7 @@ class FreshProcess:
             self._end()
         self.process = self._end = None
 
-    def ask(self, request: Mapping[str, Any]) -> Any:
+    def request(self, request: Mapping[str, Any]) -> Any:
         """Send one request and return the answer.
 
         Raises:
@@ -121,7 +123,7 @@ class FreshProcess:
             line = self.answers.get(timeout=seconds)
         except queue.Empty:
             self.close()
-            msg = f"the other process gave no answer for {seconds:g} s"
+            msg = f"the other process did not answer within {seconds:g} s"
             raise FreshProcessError("hang", msg) from None
         if line is None:
             code = self.process.wait()

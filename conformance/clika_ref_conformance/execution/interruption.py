@@ -35,7 +35,8 @@ def handle_end_signals() -> Iterator[None]:
         if isinstance(error, RunInterruption):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
-        msg = f"{place.name} raised a KeyboardInterrupt ({place.filename}, line {place.lineno}): let it raise an error"
+        position = f"{place.filename}, line {place.lineno}"
+        msg = f"{place.name} raised a KeyboardInterrupt ({position}). Raise another error instead."
         raise ClikaError(msg) from error
     finally:
         for number, handler in before.items():

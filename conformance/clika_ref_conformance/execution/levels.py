@@ -12,7 +12,7 @@ from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import ExpectedFailure, ExpectedFailureScopes
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.suite import Level, Suite
+from clika_ref_conformance.suite import LevelModule, Suite
 
 LEVELS: Mapping[str, str] = {
     name: f"clika_ref_conformance.levels.{name}"
@@ -46,9 +46,9 @@ def select_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> 
     return {name: module for name, module in levels.items() if not wanted or name in wanted}
 
 
-def import_level(module: str) -> Level:
+def import_level(module: str) -> LevelModule:
     """Import the module of a level."""
-    return cast("Level", importlib.import_module(module))
+    return cast("LevelModule", importlib.import_module(module))
 
 
 def list_tasks(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
@@ -58,9 +58,9 @@ def list_tasks(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
         ClikaError: no task name contains a word, or two tasks have the same name.
     """
     every = [task for module in levels.values() for task in import_level(module).tasks(suite)]
-    twice = sorted({str(task) for task in every if every.count(task) > 1}) if len(set(every)) < len(every) else []
-    if twice:
-        msg = f"the plan holds tasks twice: {', '.join(twice)}; a level gives each of its tasks a subject of its own"
+    duplicates = sorted({str(task) for task in every if every.count(task) > 1}) if len(set(every)) < len(every) else []
+    if duplicates:
+        msg = f"the plan contains tasks twice: {', '.join(duplicates)}. Give each task of a level its own subject."
         raise ClikaError(msg)
     without = [word for word in suite.subjects if not any(_is_selected(task, [word]) for task in every)]
     if without or not every:
@@ -83,8 +83,8 @@ def find_scopes(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapp
     strange = [entry.task for entry, mine in scopes.items() if not mine]
     if strange:
         near = [difflib.get_close_matches(entry, [*map(str, tasks)], 1) for entry in strange]
-        told = [f"{t!r}{f' (did you mean {n[0]!r}?)' if n else ''}" for t, n in zip(strange, near, strict=True)]
-        msg = f"[[xfail]] names no task of any level and profile: {', '.join(told)}"
+        shown = [f"{t!r}{f' (did you mean {n[0]!r}?)' if n else ''}" for t, n in zip(strange, near, strict=True)]
+        msg = f"[[xfail]] matches no task of any level and profile: {', '.join(shown)}"
         raise TargetError(msg)
     return scopes
 

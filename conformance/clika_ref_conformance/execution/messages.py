@@ -8,7 +8,7 @@ from typing import Any
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.profiles import Profile
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 
@@ -42,25 +42,25 @@ class WorkerSetup:
         return cls(**{**document, "profile": Profile(**profile), "path": tuple(document["path"])})
 
 
-def result_to_json(result: Result) -> dict[str, Any]:
+def result_to_json(result: CheckResult) -> dict[str, Any]:
     """Return a result as JSON; floats that are not finite keep the names of Python's JSON."""
     return {
-        **_shallow_fields(result),
-        "task": _shallow_fields(result.task),
-        "comparison": _shallow_fields(result.comparison),
+        **_collect_fields(result),
+        "task": _collect_fields(result.task),
+        "comparison": _collect_fields(result.comparison),
     }
 
 
-def _shallow_fields(item: Any) -> dict[str, Any]:
+def _collect_fields(item: Any) -> dict[str, Any]:
     """Return the fields of a dataclass without copies; `asdict` copies each, which is slow for thousands of checks."""
     return {name: getattr(item, name) for name in item.__dataclass_fields__}
 
 
-def result_of_json(document: Mapping[str, Any]) -> Result:
+def result_of_json(document: Mapping[str, Any]) -> CheckResult:
     """Return the result that `result_to_json` was called on."""
     comparison = {**document["comparison"], "verdict": Verdict(document["comparison"]["verdict"])}
-    lists = {name: tuple(document[name]) for name in ("deviations", "watched")}
-    return Result(
+    lists = {name: tuple(document[name]) for name in ("deviations", "applicable")}
+    return CheckResult(
         **{**document, **lists, "task": task_of_json(document["task"]), "comparison": Comparison(**comparison)}
     )
 

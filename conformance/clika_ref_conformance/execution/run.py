@@ -31,18 +31,18 @@ from clika_ref_conformance.execution.worker_exit import (
     describe_exit,
     is_ended_externally,
     is_killed_by_signal,
-    verdict_of,
+    judge_exit,
 )
 from clika_ref_conformance.execution.worker_process import (
     PLAN_TIMEOUT_S,
     TaskProgress,
     WorkerEvent,
     WorkerProcess,
+    compute_wait_seconds,
     make_run_folder,
-    seconds_to_wait,
 )
 from clika_ref_conformance.profiles import PROFILES, Profile
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import find_module_folder, load_target
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
@@ -114,7 +114,7 @@ def plan_run(request: RunRequest) -> RunPlan:
     return RunPlan(request, levels, list_tasks(suite, levels), declarations, scopes)
 
 
-ProgressCallback = Callable[[Result | None, "Execution"], None]
+ProgressCallback = Callable[[CheckResult | None, "Execution"], None]
 """Called after each result, and with None when a task ends and when no message arrived for a while."""
 
 NOTICE_INTERVAL_S = 5.0
@@ -130,12 +130,12 @@ def execute_plan(plan: RunPlan, notice: ProgressCallback | None = None) -> RunRe
         ClikaError: no worker can start.
     """
     start = time.perf_counter()
-    with start_execution(plan, plan.tasks, notice) as running:
+    with start_execution(plan, plan.tasks, notice) as execution:
         try:
-            running.go()
+            execution.run()
         except KeyboardInterrupt:
-            running.abandon("the run was interrupted")
-        return running.record(time.perf_counter() - start)
+            execution.abandon("the run was interrupted")
+        return execution.record(time.perf_counter() - start)
 
 
 @contextlib.contextmanager
@@ -144,12 +144,12 @@ def start_execution(
 ) -> Iterator[Execution]:
     """Start the workers on tasks of a plan, and end them when the block exits."""
     with make_run_folder() as folder:
-        running = Execution(plan, make_setup(plan, folder), tasks, notice)
+        execution = Execution(plan, make_setup(plan, folder), tasks, notice)
         try:
-            running.start()
-            yield running
+            execution.start()
+            yield execution
         finally:
-            running.close()
+            execution.close()
 
 
 def make_setup(plan: RunPlan, folder: str = "") -> WorkerSetup:
@@ -185,12 +185,12 @@ class Execution:
         for _ in range(min(max(self.plan.request.workers, 1), len(self.progress_by_task))):
             self._start_worker()
 
-    def go(self) -> None:
+    def run(self) -> None:
         """Run everything."""
         while self.workers:
             self._handle_next_event()
 
-    def results_of(self, task: Task) -> list[Result]:
+    def results_of(self, task: Task) -> list[CheckResult]:
         """Continue until a task is done, and return its results."""
         progress = self.progress_by_task[task]
         while not progress.is_ended and self.workers:
@@ -201,7 +201,7 @@ class Execution:
         """Enter every missing result as not run, so that the run proves too little."""
         left = sum(not progress.is_ended for progress in self.progress_by_task.values())
         if left:
-            self.doubts.append(f"{left:,} of {len(self.progress_by_task):,} tasks are not done: {reason}")
+            self.doubts.append(f"{left:,} of {len(self.progress_by_task):,} tasks did not end: {reason}")
         for progress in self.progress_by_task.values():
             self._abandon_task(progress, reason)
 
@@ -217,7 +217,7 @@ class Execution:
     def _handle_next_event(self) -> None:
         """Handle the next message of a worker, or kill the workers that missed their deadline."""
         try:
-            worker, kind, content = self.events.get(timeout=seconds_to_wait(self.workers, NOTICE_INTERVAL_S))
+            worker, kind, content = self.events.get(timeout=compute_wait_seconds(self.workers, NOTICE_INTERVAL_S))
         except queue.Empty:
             self.notice(None, self)
             for worker in self.workers:
@@ -251,13 +251,11 @@ class Execution:
         self._expect_check(worker, first)
         if progress.plan is None:
             progress.plan = names
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                self.problems.append(f"{progress.task} plans checks twice: {', '.join(twice)}")
+            duplicates = sorted({name for name in names if names.count(name) > 1})
+            if duplicates:
+                self.problems.append(f"{progress.task} plans several checks of one name: {', '.join(duplicates)}")
         elif progress.plan != names:
-            self._abandon_task(
-                progress, "another worker planned other checks: drawing must be the same in every process"
-            )
+            self._abandon_task(progress, "another worker planned other checks. Draw the same in every process.")
             self.problems.append(f"{progress.task} is planned differently in different processes")
             self._finish(progress)
             worker.progress = None
@@ -276,7 +274,7 @@ class Execution:
         self._expect_check(worker, following)
         self._add_result(progress, result_of_json(document))
 
-    def _add_result(self, progress: TaskProgress, result: Result) -> None:
+    def _add_result(self, progress: TaskProgress, result: CheckResult) -> None:
         if result.name in progress.results:
             self.problems.append(f"{progress.task}: {result.name} has two results")
         progress.results[result.name] = result
@@ -330,13 +328,13 @@ class Execution:
         if self.failed_starts < MAX_FRUITLESS_WORKERS:
             self._start_worker()
         elif not self.workers:
-            last = f"the last, process {worker.process.pid}, by {end}"
-            self.abandon(f"{self.failed_starts} workers in a row ended before they were ready, {last}")
+            last = f"the last (process {worker.process.pid}): {end}"
+            self.abandon(f"{self.failed_starts} workers in a row ended before they were ready; {last}")
 
     def _record_death(self, progress: TaskProgress, worker: WorkerProcess, words: str) -> None:
-        verdict, message = verdict_of(worker, words)
-        if progress.started is not None and is_ended_externally(worker) and progress.started not in progress.spared:
-            progress.spared.add(progress.started)
+        verdict, message = judge_exit(worker, words)
+        if progress.started is not None and is_ended_externally(worker) and progress.started not in progress.retried:
+            progress.retried.add(progress.started)
             progress.started = None
         elif progress.started is not None:
             self._add_result(progress, _make_result(progress.task, progress.started, verdict, message))
@@ -347,7 +345,7 @@ class Execution:
             progress.plan = [BROKEN_PLAN_CHECK]
             self._add_result(
                 progress,
-                _make_result(progress.task, BROKEN_PLAN_CHECK, verdict, f"while the task was planned: {message}"),
+                _make_result(progress.task, BROKEN_PLAN_CHECK, verdict, f"while planning the task: {message}"),
             )
         else:
             progress.fruitless_workers += 1
@@ -367,7 +365,7 @@ class Execution:
             progress.plan = [BROKEN_PLAN_CHECK]
         for name in progress.plan:
             if name not in progress.results:
-                self._add_result(progress, Result(progress.task, name, make_not_run(Reason.GIVEN_UP, reason)))
+                self._add_result(progress, CheckResult(progress.task, name, make_not_run(Reason.ABANDONED, reason)))
 
     def record(self, seconds: float) -> RunRecord:
         """Return the record of the run."""
@@ -401,5 +399,5 @@ def _progress_of(worker: WorkerProcess) -> TaskProgress:
     return worker.progress
 
 
-def _make_result(task: Task, name: str, verdict: Verdict, message: str) -> Result:
-    return Result(task, name, Comparison(verdict, message))
+def _make_result(task: Task, name: str, verdict: Verdict, message: str) -> CheckResult:
+    return CheckResult(task, name, Comparison(verdict, message))

@@ -14,7 +14,7 @@ import tempfile
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.deviations import read_declarations
-from clika_ref_conformance.execution.worker_process import START_TIMEOUT_S, last_lines
+from clika_ref_conformance.execution.worker_process import START_TIMEOUT_S, get_last_lines
 from clika_ref_conformance.targets.loading import load_target
 
 FINISHED_STATUS = 64
@@ -50,13 +50,13 @@ def probe_target(text: str) -> None:
             if found.returncode == FINISHED_STATUS:
                 return
             status = found.returncode
-            ending = f"ended its process, with {'signal' if status < 0 else 'status'} {abs(status)}"
+            ending = f"ended with {'signal' if status < 0 else 'status'} {abs(status)}"
         words.seek(0)
-        written = last_lines(words.read())
-    quoted = f"; it had written:\n{written}" if written else ""
+        written = get_last_lines(words.read())
+    quoted = f" Its output:\n{written}" if written else ""
     msg = (
-        f"loading {text} {ending}: importing its module, making it, and asking for its unavailable_reason(), passes(), "
-        f"attributes and replicas must come back; correct the target{quoted}"
+        f"cannot load the target {text}: its process {ending}. Correct the target: its import, its creation, its "
+        f"attributes, unavailable_reason(), passes() and replicas must return.{quoted}"
     )
     raise TargetError(msg)
 

@@ -28,7 +28,7 @@ from clika_ref_conformance.execution.environment import collect_environment
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch, reset_sigint
 from clika_ref_conformance.execution.failure_counts import TaskFailures
 from clika_ref_conformance.execution.messages import WorkerSetup, result_to_json, task_of_json
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.reproducing.repro_script import limit_memory
 from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
@@ -56,7 +56,7 @@ def main() -> None:
     gc.freeze()  # loaded modules stay: scanning them for garbage took a twentieth of the time
     gc.set_threshold(GC_THRESHOLD)
     worker = Worker(suite, setup, channel)
-    worker.say("ready", collect_environment(suite))
+    worker.send("ready", collect_environment(suite))
     for line in sys.stdin:
         request = json.loads(line)
         worker.run_task(task_of_json(request["task"]), request["done"])
@@ -93,7 +93,7 @@ class Worker:
         self.channel = channel
         self.number = os.getpid()
 
-    def say(self, kind: str, content: Any = None) -> None:
+    def send(self, kind: str, content: Any = None) -> None:
         """Send one line to the run. A process that a target forked and that returns here exits instead."""
         if os.getpid() != self.number:
             os._exit(0)
@@ -112,18 +112,18 @@ class Worker:
         checks = plan_checks(task, self.suite, self.setup.levels)
         left = [check for check in checks if check.name not in done]
         started = [*(check.name for check in left), None]
-        self.say("plan", [[check.name for check in checks], started[0]])
+        self.send("plan", [[check.name for check in checks], started[0]])
         failures = TaskFailures(task, self.suite.xfails, {name: Verdict(text) for name, text in done.items()})
         for check, following in zip(left, started[1:], strict=True):
             outcome = self._skip_after_failures(check, failures) or run_check(check)
             is_news = failures.add(check.name, outcome.verdict)
             is_full = outcome.verdict is Verdict.MEMORY
             result = self._make_result(task, outcome, is_reproduced=is_news)
-            self.say("result", [result_to_json(result), None if is_full else following])
+            self.send("result", [result_to_json(result), None if is_full else following])
             if is_full:
-                self.say("full")
+                self.send("full")
                 return
-        self.say("done", self._collect_garbage())
+        self.send("done", self._collect_garbage())
 
     def _skip_after_failures(self, check: Check, failures: TaskFailures) -> Outcome | None:
         """Return a not-run outcome if the task has failed often enough."""
@@ -132,7 +132,8 @@ class Worker:
         if not most or count < most:
             return None
         return Outcome(
-            check.name, make_not_run(Reason.ENOUGH_FAILURES, f"after {count} failures of one kind, {verdict}")
+            check.name,
+            make_not_run(Reason.ENOUGH_FAILURES, f"skipped after {count} failures of the task with {verdict}"),
         )
 
     def _collect_garbage(self) -> int:
@@ -140,13 +141,13 @@ class Worker:
 
         A garbage collection takes a sixth of a second, as long as most tasks.
         """
-        resident, limit = _resident_bytes(), self.setup.profile.memory_bytes
+        resident, limit = _measure_resident_bytes(), self.setup.profile.memory_bytes
         if limit and resident > GC_MEMORY_SHARE * limit:
             gc.collect()
-            resident = _resident_bytes()
+            resident = _measure_resident_bytes()
         return resident
 
-    def _make_result(self, task: Task, outcome: Outcome, *, is_reproduced: bool) -> Result:
+    def _make_result(self, task: Task, outcome: Outcome, *, is_reproduced: bool) -> CheckResult:
         """Return the result of an outcome, with a reproducer if one is requested and there is a folder for it."""
         path = ""
         if self.setup.out and is_reproduced:
@@ -156,17 +157,17 @@ class Worker:
                 comparison = outcome.comparison
                 message = f"{comparison.message}\n(no reproducer: {type(error).__name__}: {error})"
                 outcome = replace(outcome, comparison=replace(comparison, message=message))
-        return Result.of(task, outcome, path)
+        return CheckResult.of(task, outcome, path)
 
 
 @functools.cache
-def _page_size() -> int:
+def _get_page_size() -> int:
     return os.sysconf("SC_PAGE_SIZE")
 
 
-def _resident_bytes() -> int:
+def _measure_resident_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _page_size()
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _get_page_size()
     except OSError:  # not Linux
         return 0
 

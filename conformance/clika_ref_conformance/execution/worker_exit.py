@@ -15,12 +15,12 @@ EXIT_STATUS_LABEL = "exit status"
 """Words in a verdict for a worker that exited by itself instead of by a signal."""
 
 
-def verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
+def judge_exit(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
     """Return the verdict on the check that ended a worker, and a message that quotes the worker's output."""
-    quoted = f"; it had written:\n{words}" if words else ""
+    quoted = f"; its output:\n{words}" if words else ""
     if worker.overdue:
-        said = f"no end within {worker.seconds:g} s (--case-seconds, and what makes a failure small)"
-        return Verdict.HANG, f"{said}; the worker was killed{quoted}"
+        limit = f"{worker.seconds:g} s (--case-seconds, and the time to shrink a failure)"
+        return Verdict.HANG, f"no result within {limit}; the worker was killed{quoted}"
     if has_memory_error(words):
         return Verdict.MEMORY, f"the worker reached its memory limit ({describe_exit(worker)}){quoted}"
     return Verdict.CRASH, f"the worker died ({describe_exit(worker)}){quoted}"
@@ -35,10 +35,10 @@ def describe_exit(worker: WorkerProcess) -> str:
     """Describe how a process ended."""
     code = worker.process.returncode
     if worker.overdue:
-        return f"SIGKILL of this run, as it was not heard of for {START_TIMEOUT_S:g} s"
+        return f"SIGKILL by this run, after {START_TIMEOUT_S:g} s without a message"
     if code is not None and code < 0:
         name = signal.Signals(-code).name
-        return f"{name}: the system was out of memory, or someone ended it" if name == "SIGKILL" else name
+        return f"{name}: the system ran out of memory, or somebody killed it" if name == "SIGKILL" else name
     return f"{EXIT_STATUS_LABEL} {code}"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.messages import WorkerSetup
 from clika_ref_conformance.execution.pipe_reader import read_lines
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import CheckResult
 
 START_TIMEOUT_S = 120.0
 """Time limit for a worker to start: importing torch and a runtime takes 3 s, or tens of them on a busy machine."""
@@ -44,7 +44,7 @@ MAX_QUOTED_LINES = 30
 """Number of lines quoted from the output of a process, about the length of a traceback of `faulthandler`."""
 
 
-def last_lines(text: str) -> str:
+def get_last_lines(text: str) -> str:
     """Return the last lines of a process's output, which show how it ended."""
     lines = [line for line in text.splitlines() if not line.startswith(EXTENSION_MODULES_PREFIX)]
     return "\n".join(lines[-MAX_QUOTED_LINES:])
@@ -56,10 +56,10 @@ class TaskProgress:
 
     task: Task
     plan: list[str] | None = None
-    results: dict[str, Result] = field(default_factory=dict[str, Result])
+    results: dict[str, CheckResult] = field(default_factory=dict[str, CheckResult])
     started: str | None = None
     """Check that a worker is running now."""
-    spared: set[str] = field(default_factory=set[str])
+    retried: set[str] = field(default_factory=set[str])
     """Checks that get a second run, as the worker of the first may have been ended from outside."""
     fruitless_workers: int = 0
     """Number of workers that died in a row without having run a check."""
@@ -156,7 +156,7 @@ class WorkerProcess:
         self.stderr.seek(0)
         text = self.stderr.read().decode("utf-8", "replace")
         self.stderr.close()
-        return last_lines(text)
+        return get_last_lines(text)
 
 
 def make_run_folder(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
@@ -169,7 +169,7 @@ def make_run_folder(parent: Path | None = None) -> tempfile.TemporaryDirectory[s
     return tempfile.TemporaryDirectory(prefix="clika-ref-conformance-", dir=parent, ignore_cleanup_errors=True)
 
 
-def seconds_to_wait(workers: Sequence[WorkerProcess], at_most: float) -> float:
+def compute_wait_seconds(workers: Sequence[WorkerProcess], at_most: float) -> float:
     """Return the seconds until the next worker is overdue; workers that are overdue have been killed already."""
     now = time.monotonic()
     return max(0.0, min([at_most, *(worker.deadline - now for worker in workers if not worker.overdue)]))

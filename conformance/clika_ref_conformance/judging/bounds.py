@@ -86,7 +86,7 @@ def compute_dot_statistics(call: ConcreteCall, results: list[torch.Tensor], form
         else weights
     )
     for result, weight, one, more in zip(results, weights, ones, larger, strict=True):
-        fewest = _min_terms(call, result)
+        fewest = _count_min_terms(call, result)
         terms = one.double().abs().nan_to_num(1.0, 1.0).clamp(min=fewest) + 1
         size = weight.double().abs()
         beside = None
@@ -117,7 +117,7 @@ def _change_operands(call: ConcreteCall, number: Any, tensor: Any) -> ConcreteCa
     return ConcreteCall(call.name, call.function, map_floats(call.operands, tensor), attrs)
 
 
-def _min_terms(call: ConcreteCall, result: torch.Tensor) -> float:
+def _count_min_terms(call: ConcreteCall, result: torch.Tensor) -> float:
     kernel = call.attribute("kernel_size", 1)
     if isinstance(kernel, list | tuple) and all(isinstance(k, int) for k in kernel):
         return float(math.prod(kernel))
@@ -178,7 +178,7 @@ def bound_variance(call: ConcreteCall, results: list[torch.Tensor], dtype: AnyFo
     first = _zero_nonfinite(results[0].abs())
     terms = x.numel() / max(first.numel(), 1)
     square = _zero_nonfinite(x).square()
-    dims = variance_dims(call)
+    dims = get_variance_dims(call)
     mean = square.mean(dims, keepdim=first.ndim == x.ndim).reshape(first.shape)
     correction = call.attrs.get("correction", 1)
     grown = terms / max(terms - (1 if correction is None else float(correction)), 1)
@@ -193,7 +193,7 @@ def bound_variance(call: ConcreteCall, results: list[torch.Tensor], dtype: AnyFo
     return bounds
 
 
-def variance_dims(call: ConcreteCall) -> tuple[int, ...]:
+def get_variance_dims(call: ConcreteCall) -> tuple[int, ...]:
     """Return the dims that a variance reduces, from the arguments of its operator or of ATen's overloads."""
     dim = next((v for v in (call.attrs.get("dim"), *call.operands[1:2]) if v is not None), None)
     return tuple(range(call.first.ndim)) if dim is None or dim in ((), []) else dim

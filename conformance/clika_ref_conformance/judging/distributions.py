@@ -40,7 +40,7 @@ class SampleNumbers:
     values: torch.Tensor
     rounding_error: torch.Tensor
 
-    def times(self, other: SampleNumbers) -> SampleNumbers:
+    def multiply(self, other: SampleNumbers) -> SampleNumbers:
         """Return the elementwise products."""
         off = self.values.abs() * other.rounding_error + other.values.abs() * self.rounding_error
         return SampleNumbers(self.values * other.values, off)
@@ -49,11 +49,11 @@ class SampleNumbers:
         """Return ``asinh`` of the numbers: about the logarithm of heavy tails, with moments that few draws show."""
         return SampleNumbers(self.values.asinh(), self.rounding_error / (1 + self.values.square()).sqrt())
 
-    def beside(self) -> SampleNumbers:
+    def shift(self) -> SampleNumbers:
         """Return every number shifted to the position of its predecessor."""
         return SampleNumbers(self.values.roll(-1, 1), self.rounding_error.roll(-1, 1))
 
-    def chosen(self, columns: torch.Tensor) -> SampleNumbers:
+    def select(self, columns: torch.Tensor) -> SampleNumbers:
         """Return a selection of columns."""
         return SampleNumbers(self.values[:, columns], self.rounding_error[:, columns])
 
@@ -78,7 +78,7 @@ def _prepare(target: SampleNumbers, eager: SampleNumbers) -> tuple[SampleNumbers
     the two samples, so exchanging draws changes neither.
     """
     finite = (target.values.isfinite() & eager.values.isfinite()).all(0)
-    target, eager = target.chosen(finite), eager.chosen(finite)
+    target, eager = target.select(finite), eager.select(finite)
     if target.values.shape[1] < 2:
         return target, eager
     signs = (target.values + eager.values).sum(0).sign()
@@ -96,15 +96,15 @@ def _describe_outlier(name: str, target: SampleNumbers, eager: SampleNumbers, ch
         at, count = int(wrong[0]), len(t)
         return (
             f"the mean of {name} is {float(t[:, at].mean()):.5g} instead of {float(e[:, at].mean()):.5g} "
-            f"at {at}; {count} draws explain a difference of {float(allowed[at]) / count:.2g}"
+            f"at {at}; {count} draws explain a difference of up to {float(allowed[at]) / count:.2g}"
         )
     most, slack = -math.log2(chance), off.amax(0) if len(off) else off
-    for end, sign in (("above the largest", 1), ("below the least", -1)):
-        for whose, a, other, b in (("the target", t, "eager", e), ("eager", e, "the target", t)):
+    for end, sign in (("above the maximum", 1), ("below the minimum", -1)):
+        for source, a, other, b in (("the target", t, "eager", e), ("eager", e, "the target", t)):
             beyond = (sign * a > (sign * b).amax(0) + slack).sum(0)
             if bool((beyond > most).any()):
                 at = int(beyond.argmax())
-                return f"{int(beyond[at])} of {len(t)} draws of {name} by {whose} lie {end} by {other}, at {at}"
+                return f"{int(beyond[at])} of {len(t)} draws of {name} by {source} are {end} by {other}, at {at}"
     return ""
 
 
@@ -112,29 +112,29 @@ def _compute_statistics(
     target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]
 ) -> Iterator[tuple[str, SampleNumbers, SampleNumbers]]:
     """Yield numbers of both samples that distinguish distributions: moments, neighbors, min/max, counts, outputs."""
-    beside: list[tuple[SampleNumbers, SampleNumbers]] = []
+    earlier: list[tuple[SampleNumbers, SampleNumbers]] = []
     for index, pair in enumerate(zip(target, eager, strict=True)):
         name = f"output {index}"
         t, e = (_to_numbers(side) for side in pair)
         if not t.values.numel():
             continue
         yield name, t, e
-        yield f"{name} squared", t.times(t), e.times(e)
+        yield f"{name} squared", t.multiply(t), e.multiply(e)
         t, e = t.asinh(), e.asinh()
         yield f"asinh of {name}", t, e
-        yield f"asinh of {name} squared", t.times(t), e.times(e)
+        yield f"asinh of {name} squared", t.multiply(t), e.multiply(e)
         if t.values.shape[1] > 1:
-            yield f"extremes of each {name}", _min_and_max(t), _min_and_max(e)
+            yield f"min/max of each {name}", _min_and_max(t), _min_and_max(e)
         centre = (t.values + e.values).mean(0) / 2  # of both samples, so that exchanging draws does not change it
         t, e = SampleNumbers(t.values - centre, t.rounding_error), SampleNumbers(e.values - centre, e.rounding_error)
         if t.values.shape[1] > 1:
-            yield f"products of neighbours in {name}", t.times(t.beside()), e.times(e.beside())
+            yield f"products of neighbors in {name}", t.multiply(t.shift()), e.multiply(e.shift())
         if not is_float(pair[0]):
             yield from _count_values(name, *pair)
-        for u, f in beside:
+        for u, f in earlier:
             if u.values.shape == t.values.shape:
-                yield f"products of {name} and one before", t.times(u), e.times(f)
-        beside.append((t, e))
+                yield f"products of {name} and an earlier output", t.multiply(u), e.multiply(f)
+        earlier.append((t, e))
 
 
 def _to_numbers(results: torch.Tensor) -> SampleNumbers:
@@ -157,11 +157,11 @@ def _count_values(
     few = torch.cat([target, eager]).unique()
     if len(few) <= MAX_COUNTED_VALUES:
         for value in few:
-            yield f"{name} == {value.item()}", _indicator(target == value), _indicator(eager == value)
+            yield f"{name} == {value.item()}", _make_indicator(target == value), _make_indicator(eager == value)
     if target.shape[1] > 1:
-        t, e = (_indicator(side == side.roll(-1, 1)) for side in (target, eager))
-        yield f"equal neighbours in {name}", t, e
+        t, e = (_make_indicator(side == side.roll(-1, 1)) for side in (target, eager))
+        yield f"equal neighbors in {name}", t, e
 
 
-def _indicator(where: torch.Tensor) -> SampleNumbers:
+def _make_indicator(where: torch.Tensor) -> SampleNumbers:
     return SampleNumbers(where.double(), torch.zeros(where.shape, dtype=torch.float64))

@@ -85,7 +85,7 @@ def compute_eagerly(_node: Node, call: ConcreteCall) -> list[torch.Tensor]:
 
 
 @contextmanager
-def float64_by_default() -> Iterator[None]:
+def use_float64_by_default() -> Iterator[None]:
     """Make float64 the default dtype, the result of dividing integers."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(REFERENCE_DTYPE)

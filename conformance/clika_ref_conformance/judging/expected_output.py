@@ -44,7 +44,7 @@ class ExpectedOutput:
             return self._low != self._high
         mixed = torch.zeros(self.eager.shape, dtype=torch.bool) if self.jumps is None else self.jumps >= 0
         for run in self.runs:
-            mixed |= special_class(run) != special_class(self.exact)
+            mixed |= classify_special(run) != classify_special(self.exact)
         return mixed
 
     @cached_property
@@ -85,7 +85,7 @@ class ExpectedOutput:
 
     def _within(self, actual: torch.Tensor) -> torch.Tensor:
         if self.same:
-            return equal_elements(actual, self.eager)
+            return find_equal_elements(actual, self.eager)
         if self.bound is None:
             return (actual.long() >= self._low) & (actual.long() <= self._high)
         return self._near(actual.double(), self.bound)
@@ -94,7 +94,7 @@ class ExpectedOutput:
         """Apply the bound, with the special values that the exact value, a run, or overflow allows."""
         largest = torch.finfo(self.eager.dtype).max
         near = (actual - self.exact).abs() <= bound
-        near |= equal_elements(actual, self.exact)
+        near |= find_equal_elements(actual, self.exact)
         near |= (actual == math.inf) & (self.exact + bound > largest)
         near |= (actual == -math.inf) & (self.exact - bound < -largest)
         near |= bound == math.inf
@@ -102,13 +102,13 @@ class ExpectedOutput:
             for run in self.runs:
                 infinite = (run.abs() > largest) | (run.isfinite() & self.exact.isinf())  # a pole: either sign
                 special = torch.where(infinite, torch.full_like(run, math.inf).copysign(run), run)
-                near |= equal_elements(actual, special) & ~special.isfinite()
+                near |= find_equal_elements(actual, special) & ~special.isfinite()
                 near |= False if self.jumps is None else (actual - run).abs() <= self.jumps
             near |= self.ambiguous & actual.isfinite() & ~self.exact.isfinite()
         return near
 
     def _like_eager(self, actual: torch.Tensor) -> torch.Tensor:
-        alike = equal_elements(actual, self.eager)
+        alike = find_equal_elements(actual, self.eager)
         if self.bound is None:
             return alike
         eager = self.eager.double()
@@ -116,12 +116,12 @@ class ExpectedOutput:
         return alike | ((actual.double() - eager).abs() <= slack)
 
 
-def equal_elements(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def find_equal_elements(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a mask of equal elements, with NaN equal to NaN and -0 to 0."""
     same = a == b
     return same | (a.isnan() & b.isnan()) if a.is_floating_point() else same
 
 
-def special_class(tensor: torch.Tensor) -> torch.Tensor:
+def classify_special(tensor: torch.Tensor) -> torch.Tensor:
     """Return 0 for finite elements, 1 and -1 for the infinities, 2 for NaN."""
     return torch.where(tensor.isnan(), 2.0, torch.where(tensor.isinf(), tensor.sign(), 0.0))

@@ -108,7 +108,7 @@ def _make_infinite_mean_runs(
     if len(results) == 1 or bool(results[1].isfinite().all()):
         return []
     first, mean = results
-    plain = call.first.mean(formulas.variance_dims(call), keepdim=mean.ndim == call.first.ndim).reshape(mean.shape)
+    plain = call.first.mean(formulas.get_variance_dims(call), keepdim=mean.ndim == call.first.ndim).reshape(mean.shape)
     return [[first, torch.where(mean.isfinite(), mean, plain)]] * runs
 
 
@@ -400,7 +400,7 @@ _UNDECLARED_ERROR = ulp()
 def _load_error_classes() -> tuple[Mapping[Any, ErrorClass], Mapping[str, ErrorClass]]:
     """Return the error classes of the declared operators, by overload and by the name of the overload's packet."""
     overloads = load_registry().overloads
-    by_name = {_plain_name(f): op.error for f, op in overloads.items() if not isinstance(f, str)}
+    by_name = {_get_plain_name(f): op.error for f, op in overloads.items() if not isinstance(f, str)}
     return {f: op.error for f, op in overloads.items()}, by_name
 
 
@@ -408,12 +408,12 @@ def _load_error_classes() -> tuple[Mapping[Any, ErrorClass], Mapping[str, ErrorC
 def _classify_overload(func: Any) -> tuple[str, ErrorClass]:
     """Return an overload's plain name, and the error class of the operator that declares it or a related overload."""
     by_overload, by_name = _load_error_classes()
-    name = _plain_name(func)
+    name = _get_plain_name(func)
     exact = func.is_view or name in DATA_MOVEMENT_OVERLOADS
     return name, EXACT if exact else by_overload.get(func) or by_name.get(name, _UNDECLARED_ERROR)
 
 
-def _plain_name(func: Any) -> str:
+def _get_plain_name(func: Any) -> str:
     """Return the name of an overload without namespace, overload name, ``native_`` and underscores."""
     name = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - of an overload
     return name if name in DATA_MOVEMENT_OVERLOADS else name.strip("_").removeprefix("native_")

@@ -11,7 +11,7 @@ from clika_ref.core.arithmetic import Arithmetic
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, ties
-from clika_ref_conformance.judging.expected_output import special_class
+from clika_ref_conformance.judging.expected_output import classify_special
 from clika_ref_conformance.judging.formats import formats_of
 from clika_ref_conformance.judging.jitter import JitterNoise, LocalBounds
 from clika_ref_conformance.judging.rounding import ConcreteCall, as_list, is_float
@@ -128,7 +128,7 @@ def _find_special_parts(
     if not local.runs or not is_float(result):
         return None
     runs = torch.stack([run[index] for run in local.runs])
-    apart = special_class(runs) != special_class(result)
+    apart = classify_special(runs) != classify_special(result)
     return (apart, runs) if bool(apart.any()) else None
 
 

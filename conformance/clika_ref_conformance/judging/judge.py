@@ -13,7 +13,7 @@ from clika_ref.core.arithmetic import Arithmetic
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
-from clika_ref_conformance.judging.expected_output import ExpectedOutput, equal_elements
+from clika_ref_conformance.judging.expected_output import ExpectedOutput, find_equal_elements
 from clika_ref_conformance.judging.jitter_runs import ExactRun, Values, repeat_run, run_exactly
 from clika_ref_conformance.judging.random_nodes import is_random_call
 from clika_ref_conformance.judging.rounding import ConcreteCall, is_float
@@ -88,7 +88,7 @@ class CaseReference:
 
     def _expect_from_runs(self, outputs: Sequence[Value], count: int) -> list[ExpectedOutput]:
         """Return the expected values of outputs, from so many jittered runs."""
-        with torch.no_grad(), exact_arithmetic.float64_by_default():
+        with torch.no_grad(), exact_arithmetic.use_float64_by_default():
             noise = jitter.JitterNoise(torch.Generator().manual_seed(self.seed), count)
             same, drawn = self._classify_values()
             needed = [v for v in outputs if v not in same and v not in drawn]
@@ -111,7 +111,7 @@ class CaseReference:
             if not self.trusts_eager:
                 return combine_comparisons([self._judge_output(i, actual, e) for i, e in enumerate(self.expected)])
             pairs = zip(actual, self.eager, strict=True)
-            others = [i for i, (a, e) in enumerate(pairs) if not bool(equal_elements(a, e).all())]
+            others = [i for i, (a, e) in enumerate(pairs) if not bool(find_equal_elements(a, e).all())]
             if not others:
                 return Comparison(Verdict.PASS, quality=1.0, elements=sum(t.numel() for t in actual))
             outputs = [self.graph.outputs[i] for i in others]
@@ -128,7 +128,7 @@ class CaseReference:
             if not isinstance(a, torch.Tensor):
                 return f"output {index} is a {type(a).__name__}, not a tensor"
             if e.dtype != a.dtype or e.shape != a.shape:
-                return f"output {index} is {_type_text(a)} instead of {_type_text(e)}"
+                return f"output {index} is {_format_type(a)} instead of {_format_type(e)}"
         return ""
 
     def _classify_values(self) -> tuple[set[Value], set[Value]]:
@@ -195,7 +195,7 @@ class CaseReference:
         tensor = actual[index].detach()
         if expected.random:
             if self._has_unexpected_nan(expected.eager, tensor):
-                message = f"output {index} holds NaN, and eager draws none from inputs that are finite"
+                message = f"output {index} contains NaN, which eager never draws from finite inputs"
                 return Comparison(Verdict.SPECIAL, message, elements=tensor.numel())
             return Comparison(Verdict.PASS, elements=tensor.numel())
         right = expected.accepts(tensor)
@@ -246,7 +246,7 @@ def combine_comparisons(found: Sequence[Comparison]) -> Comparison:
         verdict, message = Verdict.UNSTABLE if unstable and unstable == elements else Verdict.PASS, ""
         if ambiguous > MAX_AMBIGUOUS_SHARE * elements:
             verdict, reason = Verdict.NOT_RUN, Reason.AMBIGUOUS
-            message = f"rounding decides {ambiguous} of {elements} elements: either is right"
+            message = f"rounding decides {ambiguous} of {elements} elements: both results are correct"
     return Comparison(
         verdict,
         message,
@@ -257,7 +257,7 @@ def combine_comparisons(found: Sequence[Comparison]) -> Comparison:
         elements,
         ambiguous,
         unstable,
-        sum(c.strayed for c in found),
+        sum(c.unstable_finite for c in found),
         reason,
     )
 
@@ -269,7 +269,9 @@ def _compare_output(
     if not elements:
         return Comparison(Verdict.PASS)
     unstable = int(expected.unstable.sum())
-    strayed = int((expected.unstable & expected.eager.isfinite() & expected.exact.isfinite()).sum()) if unstable else 0
+    unstable_finite = (
+        int((expected.unstable & expected.eager.isfinite() & expected.exact.isfinite()).sum()) if unstable else 0
+    )
     error, bound = expected.error(actual).flatten(), expected.element_bounds().flatten()
     error = torch.where(right.flatten() & error.isinf(), 0.0, error)  # overflow, or an allowed special value
     ratio = torch.where(error == 0, 0.0, error / bound)
@@ -287,7 +289,7 @@ def _compare_output(
         message = statistics.describe_coarseness(expected, actual, grade)
         verdict = Verdict.PRECISION if message else Verdict.PASS
         message = message and f"output {index}: {message}"
-    counts = (elements, int(expected.ambiguous.sum()), unstable, strayed)
+    counts = (elements, int(expected.ambiguous.sum()), unstable, unstable_finite)
     return Comparison(verdict, message, float(error[at]), float(bound[at]), worst, grade, *counts)
 
 
@@ -301,7 +303,7 @@ def _describe_worst_element(
     message = f"output {index}{place} is {got!r} instead of {eager!r}"
     if not expected.same:
         allowed = float(expected.element_bounds().flatten()[at])
-        message += f" (exact {exact!r}, allowed {allowed:.3g} by {expected.label})"
+        message += f" (exact {exact!r}, bound {allowed:.3g} of {expected.label})"
     message += f"; {wrong} of {actual.numel()} elements are wrong"
     return Verdict.SPECIAL if special else Verdict.VALUE, message
 
@@ -312,8 +314,8 @@ def _quote_inputs(at: int, shape: torch.Size, inputs: Sequence[torch.Tensor]) ->
     for tensor in inputs:
         with contextlib.suppress(RuntimeError):  # does not broadcast to the output
             found.append(tensor.expand(shape).flatten()[at].item())
-    return f"; the inputs hold {', '.join(map(repr, found))} there" if found else ""
+    return f"; the inputs are {', '.join(map(repr, found))} there" if found else ""
 
 
-def _type_text(tensor: torch.Tensor) -> str:
+def _format_type(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

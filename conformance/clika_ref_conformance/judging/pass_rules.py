@@ -17,7 +17,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.judging.random_nodes import bytes_of, count_deciding_nodes, count_random_nodes
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -42,16 +42,16 @@ class PassFinding:
     fired: bool = False
 
 
-def check_pass(p: Pass, operators: Operators, case: Case) -> PassFinding:
+def check_pass(p: Pass, operators: Operators, case: GraphCase) -> PassFinding:
     """Run one pass on a clone of a graph, and check the result by all rules."""
     return check_passes([p], operators, case)
 
 
-def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> PassFinding:
+def check_passes(passes: Sequence[Pass], operators: Operators, case: GraphCase) -> PassFinding:
     """Run passes one after another on a clone of a graph, and check each result by all rules."""
     graph, fired, worst, decided = case.graph, False, Comparison(Verdict.PASS), ""
     for place, p in enumerate(passes):
-        name = f"{p.name}, run behind {', '.join(other.name for other in passes[:place])}" if place else p.name
+        name = f"{p.name}, run after {', '.join(other.name for other in passes[:place])}" if place else p.name
         before, graph = graph, graph.clone()
         try:
             with _protect_constants(before):
@@ -89,7 +89,7 @@ def _protect_constants(graph: Graph) -> Iterator[None]:
             if not torch.equal(bytes_of(tensor), bytes_of(kept[name])):
                 changed.append(name)
                 tensor.data.copy_(kept[name])
-        _require(not changed, f"the constants {changed} were changed in place")
+        _require(not changed, f"the pass changed the constants {changed} in place")
 
 
 def _run_and_check(p: Pass, operators: Operators, graph: Graph, before: Graph) -> bool:
@@ -103,8 +103,8 @@ def _run_and_check(p: Pass, operators: Operators, graph: Graph, before: Graph) -
     kept_as_is = [repr(node.attrs) for node in before.nodes] == attributes  # by repr, since 1 == True
     _require(kept_as_is, "the pass changed a node in place: attributes are shared with the stored graph")
     changed = graph.revision != revision
-    unchanged = changed or _graph_structure(graph) == _graph_structure(before) or str(graph) == str(before)
-    _require(unchanged, "the pass changed the graph, but its revision stayed")
+    unchanged = changed or _collect_structure(graph) == _collect_structure(before) or str(graph) == str(before)
+    _require(unchanged, "the pass changed the graph, but not its revision")
     try:
         verify(graph)
     except PassError as error:
@@ -115,12 +115,12 @@ def _run_and_check(p: Pass, operators: Operators, graph: Graph, before: Graph) -
         _check_nodes(p, before, graph, operators)
         twin = before.clone()
         _run_pass(p, twin, operators)
-        _require(str(twin) == str(graph), f"a second run on the same graph made another:\n{twin}")
+        _require(str(twin) == str(graph), f"a second run on the same graph gives another result:\n{twin}")
         _check_idempotent(p, twin, operators)
     return changed
 
 
-def _graph_structure(graph: Graph) -> list[Any]:
+def _collect_structure(graph: Graph) -> list[Any]:
     """Return the parts of a graph's text that a clone shares with its original, as writing the full text is slow."""
     nodes = [
         (
@@ -154,22 +154,20 @@ def _check_idempotent(p: Pass, made: Graph, operators: Operators) -> None:
         return
     revision = made.revision
     _run_pass(p, made, operators)
-    _require(
-        made.revision == revision, f"the pass is not idempotent: run on what it made, it changes it again:\n{made}"
-    )
+    _require(made.revision == revision, f"the pass is not idempotent: it changes its own result:\n{made}")
 
 
 def _check_interface(before: Graph, after: Graph) -> None:
     """Require that names and types of inputs and outputs, state, guards and symbols are unchanged."""
-    for what, old, new in (
+    for name, old, new in (
         ("inputs", before.inputs, after.inputs),
         ("outputs", before.outputs, after.outputs),
         ("state", before.state.values(), after.state.values()),
     ):
-        facts = [[("" if what == "state" else f"%{v.name}: ", v.type) for v in values] for values in (old, new)]
+        facts = [[("" if name == "state" else f"%{v.name}: ", v.type) for v in values] for values in (old, new)]
         if facts[0] != facts[1]:
-            shown = [[f"{name}{kind}" for name, kind in items] for items in facts]
-            _require(holds=False, message=f"the {what} are {shown[1]} instead of {shown[0]}")
+            shown = [[f"{prefix}{kind}" for prefix, kind in items] for items in facts]
+            _require(holds=False, message=f"the {name} are {shown[1]} instead of {shown[0]}")
     _require(list(before.state) == list(after.state), f"the state is {list(after.state)}, was {list(before.state)}")
     _require(before.guards == after.guards, f"the guards are {after.guards} instead of {before.guards}")
     leaves = {v.name for v in (*after.inputs, *after.constants.values())}
@@ -178,16 +176,19 @@ def _check_interface(before: Graph, after: Graph) -> None:
     inputs = {v.name for v in before.inputs}
     for name, symbol in before.symbols.items():
         if symbol.source.name in inputs:
-            _require(after.symbols.get(name) == symbol, f"the symbol {symbol} is gone or changed")
+            _require(after.symbols.get(name) == symbol, f"the symbol {symbol} was removed or changed")
     for symbol in after.symbols.values():
-        _require(symbol.source.name in leaves | made, f"the symbol {symbol} is read from what no node makes any more")
+        _require(
+            symbol.source.name in leaves | made,
+            f"the symbol {symbol} is read from a value that no node computes any more",
+        )
 
 
 def _check_constants(p: Pass, before: Graph, after: Graph) -> None:
     """Require that constants under an existing name keep their tensors, and that shared weights are not copied."""
     if p.phase == Phase.CLEAN:
         lost = sorted(n for n in before.constants.keys() - after.constants.keys() if not n.startswith(LITERAL_PREFIX))
-        _require(not lost, f"a pass of phase CLEAN keeps every parameter, but {lost} are gone")
+        _require(not lost, f"a pass of phase CLEAN must keep every parameter, but removed {lost}")
         _require(before.aliases == after.aliases, f"the aliases are {after.aliases} instead of {before.aliases}")
         copied = next(find_copies(before, after), "")
         _require(not copied, copied)
@@ -197,7 +198,7 @@ def _check_constants(p: Pass, before: Graph, after: Graph) -> None:
         same = old is None or old.data is value.data
         _require(
             same or (old is not None and torch.equal(bytes_of(old.data), bytes_of(value.data))),
-            f"the constant {name!r} holds other elements",
+            f"the elements of the constant {name!r} changed",
         )
 
 
@@ -224,10 +225,12 @@ def find_copies(before: Graph, after: Graph, *, may_replace: bool = False) -> It
 def _check_nodes(p: Pass, before: Graph, after: Graph, operators: Operators) -> None:
     """Require that the graph does not grow, and consists of complete calls of known operators."""
     grown = len(after) > len(before) and not getattr(p, "may_grow", False)
-    _require(not grown, f"{len(before)} nodes became {len(after)}: a pass that makes more states `may_grow = True`")
+    _require(not grown, f"{len(before)} nodes became {len(after)}. Declare `may_grow = True` if this is intended.")
     known = {node.op for node in before.nodes}
     for node in after.nodes:
-        _require(node.op in known or operators.get(node.op_type) is node.op, f"{node!r} is no call of a known operator")
+        _require(
+            node.op in known or operators.get(node.op_type) is node.op, f"{node!r} is not a call of a known operator"
+        )
         _require(node.attrs.keys() == node.op.attributes.keys(), f"{node!r} does not have the attributes of its schema")
 
 
@@ -235,7 +238,7 @@ LITERAL_PREFIX = "clika."
 """Prefix of constants without a module: numbers written in the user's code."""
 
 
-def _compare_numerics(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[tuple[str, Comparison]]:
+def _compare_numerics(p: Pass, before: Graph, after: Graph, runs: Sequence[CaseRun]) -> list[tuple[str, Comparison]]:
     """Compare the results of two graphs on all inputs that are legal for the first one."""
     went = False
     if any(node.is_random for node in before.nodes):
@@ -245,7 +248,7 @@ def _compare_numerics(p: Pass, before: Graph, after: Graph, runs: Sequence[Run])
             return []  # random values may be invalid for the next node: skip the case
         first, then = counts[0][1], counts[1][1]
         is_same = first == then or len({count_deciding_nodes(graph, runs[0].inputs) for graph in (before, after)}) == 1
-        _require(is_same, f"{first} nodes that make results random became {then}")
+        _require(is_same, f"{first} nodes that make outputs random became {then}")
         went = counts[0] != counts[1]  # removed random nodes shift the stream of random numbers
         if counts[0][1] and (went or p.error.kind != "exact"):
             return []
@@ -260,29 +263,34 @@ def _compare_numerics(p: Pass, before: Graph, after: Graph, runs: Sequence[Run])
         try:
             actual = _call_twice(after, run.inputs, known=expected)
         except Exception as error:  # noqa: BLE001 - any error is a failure, as the graph ran before
-            return [(run.name, Comparison(Verdict.VALUE, f"ran on {run.name} before, now: {error}"))]
+            return [
+                (
+                    run.name,
+                    Comparison(Verdict.VALUE, f"the graph ran on {run.name} before the pass, and now fails: {error}"),
+                )
+            ]
         found.append((run.name, _compare(p, (before, after), run, expected, actual)))
     return found
 
 
 def _compare(
-    p: Pass, graphs: tuple[Graph, Graph], run: Run, expected: Sequence[Tensor], actual: Sequence[Tensor]
+    p: Pass, graphs: tuple[Graph, Graph], run: CaseRun, expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> Comparison:
     before, _ = graphs
     if p.error.kind != "exact":
         try:
             return _judge_calls(before, run.inputs, expected, actual)
         except RuntimeError as error:  # convolutions accept a dilation of 0 in float32, but not in float64
-            return Comparison(Verdict.UNSTABLE, f"eager refuses to compute this in wider arithmetic: {error}")
+            return Comparison(Verdict.UNSTABLE, f"eager rejects the graph in wider arithmetic: {error}")
     found = _find_difference(expected, actual)
     if found is not None and found.verdict is Verdict.VALUE:
         # The class EXACT does not define the sign of zero, but 1 / -0.0 != 1 / 0.0: compare without signs of zeros.
-        unsigned = Run(run.name, tuple(map(_clear_zero_signs, run.inputs)))
+        unsigned = CaseRun(run.name, tuple(map(_clear_zero_signs, run.inputs)))
         found = _find_difference(
             *(_call_twice(_clear_zero_signs_of_graph(g), unsigned.inputs, unsigned=True) for g in graphs)
         )
     if found is not None and _find_difference(expected, _call_twice(before, run.inputs)) is not None:
-        return Comparison(Verdict.UNSTABLE, "eager itself returns something else each time: it reads undefined memory")
+        return Comparison(Verdict.UNSTABLE, "eager itself returns other results in each run: it reads undefined memory")
     return found or Comparison(Verdict.PASS, elements=sum(t.numel() for t in expected))
 
 

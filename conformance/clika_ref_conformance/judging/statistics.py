@@ -54,11 +54,13 @@ def describe_coarseness(expected: ExpectedOutput, actual: torch.Tensor, grade: f
         return ""
     total, limit = float(z[counted].square().sum()), VARIANCE_LIMIT * float(found.variance[counted].sum())
     if total > limit:
-        return f"the errors of a sum of products have a variance of {total:.3g} where {limit:.3g} is the limit"
+        return f"the errors of a sum of products have a variance of {total:.3g}, above the limit of {limit:.3g}"
     claimed = dtype is torch.float32 and found.formats.is_as_fine
     long = float(found.terms[counted].mean()) >= MIN_TERMS and int(counted.sum()) >= MIN_ELEMENTS
     if long and claimed and grade > MAX_QUALITY:
-        return f"{grade:.3g} times as coarse as eager, though declared in {str(dtype).removeprefix('torch.')}"
+        return (
+            f"{grade:.3g} times as inaccurate as eager, although the target claims {str(dtype).removeprefix('torch.')}"
+        )
     return ""
 
 

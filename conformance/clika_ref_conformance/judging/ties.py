@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from clika_ref.core.ir import Node
-from clika_ref_conformance.judging.expected_output import equal_elements
+from clika_ref_conformance.judging.expected_output import find_equal_elements
 from clika_ref_conformance.judging.rounding import ConcreteCall, is_float
 
 TIE_BREAKING_OPERATORS = frozenset({"topk", "sort", "argsort", "kthvalue", "median_dim", "nanmedian_dim", "mode"})
@@ -43,7 +43,7 @@ def match_choices(call: ConcreteCall, indices: torch.Tensor, chosen: torch.Tenso
     wanted, got = x.gather(dim, at), x.gather(dim, to)
     if call.attrs.get("sorted") is False:
         wanted, got = wanted.sort(dim).values, got.sort(dim).values
-    right = equal_elements(got, wanted)
+    right = find_equal_elements(got, wanted)
     if call.name in UNIQUE_INDEX_OPERATORS and to.numel():
         ordered = to.sort(dim).values
         if bool((ordered.diff(dim=dim) == 0).any()):

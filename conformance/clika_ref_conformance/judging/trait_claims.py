@@ -39,7 +39,7 @@ def find_broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str,
     named = (op.trait.weight, op.trait.bias, *op.trait.factors)
     lacking = [place for place in named if place is not None and place >= len(operands)]
     if lacking:
-        return f"it has no operand {lacking[0]}: it has {len(operands)}, which are counted from 0"
+        return f"it has no operand {lacking[0]}: it has {len(operands)}, counted from 0"
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
     if op.trait is SHARED_QPARAMS:
         return _find_foreign_element(_call_operator(op, operands, attrs), tensors[:1], "its first operand")
@@ -58,14 +58,14 @@ def _call_operator(op: Operator, operands: Sequence[Any], attrs: Mapping[str, An
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def _find_foreign_element(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], whose: str) -> str | None:
+def _find_foreign_element(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], owner: str) -> str | None:
     for result in results:
         known = [s.to(result.dtype).flatten() for s in sources]
         if not known or not result.is_floating_point():
             continue
         new = result[~torch.isin(result, torch.cat([*known, result.new_zeros(1)])) & ~result.isnan()]
         if len(new):
-            return f"it returns {new[0].item():g}, which is no element of {whose}, and so may be beyond their scale"
+            return f"it returns {new[0].item():g}, which is not an element of {owner} and may exceed its scale"
     return None
 
 
@@ -82,7 +82,7 @@ def _check_weight_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[st
         return f"axis {trait.axis} of its weight is not that of output channels: twice a slice is not twice the result"
     channels = (more != whole).movedim(trait.channel or 0, 0)
     if weight.shape[trait.axis or 0] > 1 and len(channels) and all(bool(c.any()) for c in channels):
-        return f"side {trait.channel} of its result is not that of output channels: one of the weight changes them all"
+        return f"dim {trait.channel} of its result is not that of output channels: one of the weight changes all"
     if isinstance(bias, torch.Tensor):
         (alone,) = _call_operator(op, _replace_operands(operands, {trait.weight: torch.zeros_like(weight)}), attrs)
         return _find_foreign_element([alone], [bias], "the bias, although the weight is 0")
@@ -101,12 +101,12 @@ def _check_doubling(
         operand[..., 0].mul_(2)
     whole, more = (_call_operator(op, given, attrs)[0] for given in (operands, _replace_operands(operands, larger)))
     if not whole.ndim or whole.shape[-1] != first.shape[-1]:
-        return f"the last side of the first operand, {[*first.shape]}, is not that of its result, {[*whole.shape]}"
+        return f"the last dim of the first operand, {[*first.shape]}, is not that of its result, {[*whole.shape]}"
     wanted = whole.clone()
     wanted[..., 0].mul_(2)
     exact = (more == wanted) | _may_round_differently(whole) | ~wanted.isfinite()
     if not bool(exact.all()):
-        return "twice the first elements of the last side do not make those of the result twice as large, and no others"
+        return "doubling the first elements of the last dim does not double those of the result, and no others"
     return None
 
 

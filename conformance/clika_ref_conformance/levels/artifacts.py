@@ -17,9 +17,9 @@ from clika_ref.core.artifacts import Artifact
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
 from clika_ref_conformance.drawing.symbolic.calls import make_static_case
 from clika_ref_conformance.drawing.symbolic.size_dependence import draw_replayable_call
 from clika_ref_conformance.execution.case_checks import (
@@ -67,10 +67,10 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a task; the checks of all tasks share one other process."""
     bench = ArtifactChecks(suite)
     if task.subject == FILES_SUBJECT:
-        return _file_checks(bench)
+        return _make_file_checks(bench)
     if task.subject == GRAPHS_SUBJECT:
         return [Check(case.name, partial(bench.transfer, case)) for case in draw_graph_share(suite)]
-    return [Check("carried over", partial(_transfer_call, task.subject, bench))]
+    return [Check("transferred", partial(_transfer_call, task.subject, bench))]
 
 
 def _transfer_call(name: str, bench: ArtifactChecks) -> Outcome:
@@ -80,20 +80,20 @@ def _transfer_call(name: str, bench: ArtifactChecks) -> Outcome:
         draw_replayable_call(suite.registry.operators[name], f"{suite.profile.seed}-artifact"), "typical"
     )
     if case is None:
-        return Outcome("carried over", make_not_run(Reason.REFUSED_CALL, "eager refuses the call that was drawn"))
-    return replace(bench.transfer(case), name="carried over")
+        return Outcome("transferred", make_not_run(Reason.REJECTED_CALL, "eager rejects the drawn call"))
+    return replace(bench.transfer(case), name="transferred")
 
 
-def draw_graph_share(suite: Suite) -> list[Case]:
+def draw_graph_share(suite: Suite) -> list[GraphCase]:
     """Return random graphs, as many as the profile's share."""
     count = math.ceil(suite.profile.graphs * suite.profile.share_of_artifacts)
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
     drawn = collect(
-        graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.unsupported_reason),
+        make_graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.unsupported_reason),
         count,
         seed,
     )
-    return [Case(f"graph-{i:03}", case.graph, case.runs[:1], case.facts) for i, case in enumerate(drawn)]
+    return [GraphCase(f"graph-{i:03}", case.graph, case.runs[:1], case.facts) for i, case in enumerate(drawn)]
 
 
 @dataclass
@@ -107,7 +107,7 @@ class ArtifactChecks:
         """Other process of all checks of a suite."""
         return get_fresh_process(self.suite)
 
-    def transfer(self, case: Case, options: dict[str, bool] | None = None) -> Outcome:
+    def transfer(self, case: GraphCase, options: dict[str, bool] | None = None) -> Outcome:
         """Compile a case twice here and once in the other process, load it there, and compare bytes and outputs.
 
         A case does not store its compile options, so an outcome with options has no case.
@@ -116,21 +116,23 @@ class ArtifactChecks:
             comparison = self._compare_processes(case, Path(folder), options or {})
         return Outcome(case.name, comparison, case.runs[0].name, None if options else case)
 
-    def _compare_processes(self, case: Case, folder: Path, options: dict[str, bool]) -> Comparison:
+    def _compare_processes(self, case: GraphCase, folder: Path, options: dict[str, bool]) -> Comparison:
         here, twice, there = (folder / name for name in ("here", "twice", "there"))
         for each in (here, twice, there):
             each.mkdir()
         if not len(case.graph):
             return make_not_run(Reason.NO_NODES, NO_NODES_MESSAGE)
         target, inputs, graph = self.suite.target, case.runs[0].inputs, self.suite.lower_graph(case)
-        refused = check_judged_dtypes(case.graph) or find_unsupported(graph, self.suite)
-        if refused is not None:
-            return refused
+        rejection = check_judged_dtypes(case.graph) or find_unsupported(graph, self.suite)
+        if rejection is not None:
+            return rejection
         try:
             artifact = target.compile(graph.clone(), here / "model.onnx", **options)
             outputs = target.load(artifact)([t.clone() for t in inputs])
         except Exception as error:  # noqa: BLE001 - a target may raise anything
-            return make_not_run(Reason.FAILS_HERE, f"the target fails on it here too, which other levels show: {error}")
+            return make_not_run(
+                Reason.FAILS_ELSEWHERE, f"the target fails on it in this process, too, as other levels report: {error}"
+            )
         target.compile(graph.clone(), twice / "model.onnx", **options)
         if digest_folder(here) != digest_folder(twice):
             return Comparison(Verdict.NONDETERMINISTIC, "compiling twice in one process gives other bytes")
@@ -138,57 +140,59 @@ class ArtifactChecks:
             if self.fresh.compile(graph, there, options) != digest_folder(here):
                 return Comparison(
                     Verdict.NONDETERMINISTIC,
-                    "another process, with other hashes and in another folder, compiles it to other bytes",
+                    "another process, with another hash seed and folder, compiles it to other bytes",
                 )
             found = self.fresh.run(artifact, inputs)
         except FreshProcessError as error:
-            return Comparison(_process_error_verdict(error), f"another process cannot carry on: {error}")
+            return Comparison(_classify_process_error(error), f"another process failed: {error}")
         alike = has_same_type if any(node.is_random for node in graph.nodes) else has_same_bits
         wrong = [i for i, (a, b) in enumerate(zip(outputs, found, strict=True)) if not alike(a, b)]
         if wrong:
             again = target.load(artifact)([t.clone() for t in inputs])
             if not all(map(alike, outputs, again)):
-                return Comparison(Verdict.NONDETERMINISTIC, "loaded and run once more in one process, it gives others")
-            return Comparison(Verdict.VALUE, f"output {wrong[0]} differs where another process loads the artifact")
+                return Comparison(
+                    Verdict.NONDETERMINISTIC, "loaded and run again in one process, the artifact gives other outputs"
+                )
+            return Comparison(Verdict.VALUE, f"output {wrong[0]} differs if another process loads the artifact")
         return Comparison(Verdict.PASS)
 
-    def check_damage(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
+    def check_damage(self, name: str, case: GraphCase, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
         """Damage an artifact, and load and run it in the other process: any error must be a `ClikaError`."""
         graph = self.suite.lower_graph(case)
-        refused = find_unsupported(graph, self.suite)
-        if refused is not None:
-            return Outcome(name, refused, case.runs[0].name)
+        rejection = find_unsupported(graph, self.suite)
+        if rejection is not None:
+            return Outcome(name, rejection, case.runs[0].name)
         with TemporaryDirectory(dir=self.suite.folder) as folder:
             artifact = self.suite.target.compile(graph, Path(folder) / "model.onnx", **EXTERNAL_DATA_OPTIONS)
-            what = damage(Path(folder))
-            comparison = self._check_damaged_load(artifact, case, what, is_cut=is_cut)
+            description = damage(Path(folder))
+            comparison = self._check_damaged_load(artifact, case, description, is_cut=is_cut)
         return Outcome(name, comparison, case.runs[0].name)
 
-    def _check_damaged_load(self, artifact: Artifact, case: Case, what: str, *, is_cut: bool) -> Comparison:
+    def _check_damaged_load(self, artifact: Artifact, case: GraphCase, damage: str, *, is_cut: bool) -> Comparison:
         try:
             self.fresh.run(artifact, case.runs[0].inputs)
         except FreshProcessError as error:
             if error.kind == "typed":
-                return Comparison(Verdict.PASS, f"{what}: {error}")
+                return Comparison(Verdict.PASS, f"{damage}: {error}")
             return Comparison(
-                _process_error_verdict(error), f"{what}: {error}; a damaged artifact is refused with a ClikaError"
+                _classify_process_error(error), f"{damage}: {error}. Reject a damaged artifact with a ClikaError."
             )
         if is_cut:
-            return Comparison(Verdict.ARTIFACT, f"{what}, and it is loaded and run as if it were whole")
-        return Comparison(Verdict.PASS, f"{what}: it is legal still")
+            return Comparison(Verdict.ARTIFACT, f"{damage}, but the target loads and runs it without an error")
+        return Comparison(Verdict.PASS, f"{damage}: the file is still valid")
 
 
-def _process_error_verdict(error: FreshProcessError) -> Verdict:
+def _classify_process_error(error: FreshProcessError) -> Verdict:
     return {"crash": Verdict.CRASH, "hang": Verdict.HANG}.get(error.kind, Verdict.ARTIFACT)
 
 
-def _file_checks(bench: ArtifactChecks) -> list[Check]:
+def _make_file_checks(bench: ArtifactChecks) -> list[Check]:
     suite = bench.suite
     order, weights = make_input_order_case(suite), make_weights_case(suite)
     found = [
-        Check("inputs of one shape", partial(bench.transfer, order)),
-        Check("two weights apart", partial(bench.transfer, weights, EXTERNAL_DATA_OPTIONS)),
-        Check("two weights apart, judged", partial(run_case, weights, suite)),
+        Check("inputs of equal shape", partial(bench.transfer, order)),
+        Check("external weights", partial(bench.transfer, weights, EXTERNAL_DATA_OPTIONS)),
+        Check("external weights, judged", partial(run_case, weights, suite)),
         Check("inputs in other layouts", partial(run_case, make_layouts_case(suite), suite)),
     ]
     for i in range(DAMAGED_COPIES):
@@ -198,7 +202,7 @@ def _file_checks(bench: ArtifactChecks) -> list[Check]:
     return found
 
 
-TRUNCATIONS = (("cut to nothing", 0.0), ("cut in half", 0.5), ("cut by its last tenth", 0.9))
+TRUNCATIONS = (("truncated to nothing", 0.0), ("truncated by half", 0.5), ("truncated by a tenth", 0.9))
 
 
 def _damage_file(number: int, seed: int, folder: Path) -> str:
@@ -207,26 +211,26 @@ def _damage_file(number: int, seed: int, folder: Path) -> str:
     path = files[-1] if number % 2 else files[0]
     data = bytearray(path.read_bytes())
     if number < len(TRUNCATIONS):
-        what, part = TRUNCATIONS[number]
+        description, part = TRUNCATIONS[number]
         path.write_bytes(data[: int(len(data) * part)])
-        return f"{path.name} {what}"
+        return f"{path.name} {description}"
     random = Random(f"{seed}/{number}")  # noqa: S311 - test data, not cryptography
     for _ in range(1 + 4 * (number - len(TRUNCATIONS))):
         data[random.randrange(len(data))] ^= random.randrange(1, 256)
     path.write_bytes(data)
-    return f"{path.name} with altered bytes"
+    return f"{path.name} with changed bytes"
 
 
-def make_input_order_case(suite: Suite) -> Case:
+def make_input_order_case(suite: Suite) -> GraphCase:
     """Return ``b - a`` of two inputs of the same shape, in reverse alphabetical order."""
     graph = Graph("order")
     first, second = (graph.add_input(TensorType(torch.float32, (2, 3)), name) for name in ("b", "a"))
     graph.add_output(Builder(graph, suite.registry.operators)("sub", first, second))
     generator = torch.Generator().manual_seed(suite.profile.seed)
-    return Case("inputs of one shape", graph, [Run("typical", _draw_tensors(generator, (2, 3), (2, 3)))])
+    return GraphCase("inputs of equal shape", graph, [CaseRun("typical", _draw_tensors(generator, (2, 3), (2, 3)))])
 
 
-def make_weights_case(suite: Suite) -> Case:
+def make_weights_case(suite: Suite) -> GraphCase:
     """Return ``x @ v + w`` with two weights of several pages each, so that the offset of the second is not 0."""
     graph = Graph("weights")
     x = graph.add_input(TensorType(torch.float32, (3, 40)), "x")
@@ -235,21 +239,21 @@ def make_weights_case(suite: Suite) -> Case:
     build = Builder(graph, suite.registry.operators)
     product = build("matmul", x, graph.add_constant(v, "v"))
     graph.add_output(build("add", product, graph.add_constant(w, "w")))
-    return Case("two weights apart", graph, [Run("typical", (inputs,))])
+    return GraphCase("external weights", graph, [CaseRun("typical", (inputs,))])
 
 
-def make_layouts_case(suite: Suite) -> Case:
+def make_layouts_case(suite: Suite) -> GraphCase:
     """Return ``b - a`` with views as inputs: transposed, expanded, every second element, an offset."""
     case = make_input_order_case(suite)
     generator = torch.Generator().manual_seed(suite.profile.seed)
     a, b, row, wide = _draw_tensors(generator, (3, 2), (3, 2), (1, 3), (4, 6))
     runs = [
-        Run("transposed", (a.t(), b.t())),
-        Run("expanded", (a.t(), row.expand(2, 3))),
-        Run("every second", (wide[::2, ::2], wide[1::2, 1::2])),
-        Run("offset", (wide[1:3, 2:5], wide[2:4, 3:6])),
+        CaseRun("transposed", (a.t(), b.t())),
+        CaseRun("expanded", (a.t(), row.expand(2, 3))),
+        CaseRun("strided", (wide[::2, ::2], wide[1::2, 1::2])),
+        CaseRun("offset", (wide[1:3, 2:5], wide[2:4, 3:6])),
     ]
-    return Case("inputs in other layouts", case.graph, runs)
+    return GraphCase("inputs in other layouts", case.graph, runs)
 
 
 def _draw_tensors(generator: torch.Generator, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

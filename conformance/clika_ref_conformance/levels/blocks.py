@@ -19,7 +19,7 @@ from clika_ref.export.interface import name_interface
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref_conformance.blocks import sequences, vision
 from clika_ref_conformance.blocks.block import BlockSpec
-from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
 from clika_ref_conformance.execution.case_checks import find_unsupported, select_representative
 from clika_ref_conformance.execution.case_reduction import CaseBatch
 from clika_ref_conformance.judging.judge import CaseReference
@@ -47,10 +47,10 @@ def tasks(suite: Suite) -> list[Task]:  # noqa: ARG001 - interface of a level
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a block: its graph against the module, the target, and the chosen classes."""
-    trial = BlockChecks(BLOCK_BY_NAME[task.subject], suite, dynamic=task.dynamic)
-    found = [Check("captured", trial.check_capture), Check("exported", trial.check_export)]
+    block_checks = BlockChecks(BLOCK_BY_NAME[task.subject], suite, dynamic=task.dynamic)
+    found = [Check("captured", block_checks.check_capture), Check("exported", block_checks.check_export)]
     if BLOCK_BY_NAME[task.subject].chooses:
-        found.append(Check("top-1", trial.chosen))
+        found.append(Check("top-1", block_checks.check_top1))
     return found
 
 
@@ -78,11 +78,11 @@ class BlockChecks:
         return compiled.graph
 
     @functools.cached_property
-    def case(self) -> Case:
+    def case(self) -> GraphCase:
         """Captured graph with its runs."""
         batches = DYNAMIC_BATCHES if self.dynamic else STATIC_BATCHES
-        runs = [Run(f"batch-{b}-{i}", self._draw_inputs(b, i + 1)) for i, b in enumerate(batches)]
-        return Case(self.name, self.graph, runs, {"nodes": len(self.graph)}, passes=True)
+        runs = [CaseRun(f"batch-{b}-{i}", self._draw_inputs(b, i + 1)) for i, b in enumerate(batches)]
+        return GraphCase(self.name, self.graph, runs, {"nodes": len(self.graph)}, passes=True)
 
     def check_capture(self) -> Outcome:
         """Compare the captured graph with the module.
@@ -100,14 +100,14 @@ class BlockChecks:
 
     def check_export(self) -> Outcome:
         """Compare the target with the graph, and reduce a failure to the failing nodes."""
-        return replace(CaseBatch(self.suite).outcome(self.case), name="exported")
+        return replace(CaseBatch(self.suite).judge(self.case), name="exported")
 
-    def chosen(self) -> Outcome:
+    def check_top1(self) -> Outcome:
         """Count the choices where target and eager agree, without choices that rounding decides."""
         lowered = self._lower_graph()
-        refused = find_unsupported(lowered, self.suite)
-        if refused is not None:
-            return Outcome("top-1", refused)
+        rejection = find_unsupported(lowered, self.suite)
+        if rejection is not None:
+            return Outcome("top-1", rejection)
         inputs = [self._draw_inputs(CAPTURE_BATCH, seed) for seed in range(100, 100 + TOP1_SAMPLES)]
         actual = [result[0] for result in self._run_target(lowered, inputs)]
         double = copy.deepcopy(self.module).double()
@@ -138,9 +138,9 @@ def compare_top1(eager: torch.Tensor, exact: torch.Tensor, actual: torch.Tensor)
     clear = best - second > TOP1_MARGIN * error
     same = actual.argmax(-1) == exact.argmax(-1)
     wrong = int((clear & ~same).sum())
-    message = f"{int(same.sum())} of {same.numel()} choices are eager's"
+    message = f"{int(same.sum())} of {same.numel()} best classes are those of exact arithmetic"
     if wrong:
-        message += f"; in {wrong} the best leads by more than {TOP1_MARGIN} errors of eager ({error:.3g})"
+        message += f"; {wrong} of the others lead by more than {TOP1_MARGIN} times eager's error ({error:.3g})"
     return Comparison(Verdict.VALUE if wrong else Verdict.PASS, message, elements=same.numel())
 
 

@@ -63,29 +63,29 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of one declaration."""
     contract = ContractChecks(suite.registry.operators[task.subject], suite)
     plain: dict[str, Callable[[], str | None]] = {
-        "schema": contract.schema,
-        "samples": contract.samples,
-        "unsupported-reason": contract.unsupported_reason,
-        "consumption": contract.consumption,
+        "schema": contract.check_schema,
+        "samples": contract.check_samples,
+        "unsupported-reason": contract.check_rejections,
+        "consumption": contract.check_consumption,
     }
     if has_claims(contract.op):
-        plain["trait"] = contract.trait
+        plain["trait"] = contract.check_trait
     found = [
-        Check(name, functools.partial(_run_contract_check, name, Verdict.CONTRACT, look))
-        for name, look in plain.items()
+        Check(name, functools.partial(_run_contract_check, name, Verdict.CONTRACT, find_problem))
+        for name, find_problem in plain.items()
     ]
     for attribute in contract.op.attributes:
         if attribute not in UNTESTED_ATTRIBUTES:
             name = f"sensitivity-{attribute}"
-            look = functools.partial(contract.sensitivity, attribute)
-            found.append(Check(name, functools.partial(_run_contract_check, name, Verdict.NOT_RUN, look)))
+            find_problem = functools.partial(contract.check_sensitivity, attribute)
+            found.append(Check(name, functools.partial(_run_contract_check, name, Verdict.NOT_RUN, find_problem)))
     return found
 
 
-def _run_contract_check(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcome:
+def _run_contract_check(name: str, verdict: Verdict, find_problem: Callable[[], str | None]) -> Outcome:
     """Return the outcome of a check that returns None, or a description of the problem."""
     try:
-        problem = look()
+        problem = find_problem()
     except UnjudgedDtypeError as error:
         return Outcome(name, error.comparison)
     except SampleError as error:
@@ -93,7 +93,7 @@ def _run_contract_check(name: str, verdict: Verdict, look: Callable[[], str | No
             return Outcome(name, Comparison(Verdict.SAMPLE, error.details))
         return Outcome(name, make_not_run(Reason.SAMPLES, str(error)))
     except _NothingToCheckError as unknown:
-        return Outcome(name, make_not_run(Reason.NOTHING_TO_LOOK_AT, str(unknown)))
+        return Outcome(name, make_not_run(Reason.NO_SUITABLE_CALL, str(unknown)))
     if problem is None:
         return Outcome(name, Comparison(Verdict.PASS))
     unseen = verdict is Verdict.NOT_RUN
@@ -112,34 +112,32 @@ class ContractChecks:
     suite: Suite
     _unjudged: torch.dtype | None = field(default=None, init=False)
 
-    def schema(self) -> str | None:
+    def check_schema(self) -> str | None:
         """Describe operands and attributes without a type, or a missing docstring."""
         signature = inspect.signature(self.op.reference)
         bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
         if bare or signature.return_annotation is signature.empty:
             return f"{format_schema(self.op)}: give {', '.join(bare) or 'the result'} a type"
-        return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring that says what it computes"
+        return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring. Describe its result."
 
-    def samples(self) -> str | None:
+    def check_samples(self) -> str | None:
         """List everything that the samples omit: values of attributes, operands, and calls without optional ones."""
         if self.op.sampler is None:
-            return (
-                f"{self.op.name} has no samples, so nothing is known of it; declare some with @{self.op.name}.samples"
-            )
+            return f"{self.op.name} has no samples, so it cannot be tested. Declare some with @{self.op.name}.samples."
         self._check_determinism()  # also checks that samples can be drawn
         names = [name for name in self.op.attributes if name not in UNTESTED_ATTRIBUTES]
-        once = [name for name in names if len(self.values(name)) < 2 and not self._has_unjudged_variation(name)]
+        once = [name for name in names if len(self.find_values(name)) < 2 and not self._has_unjudged_variation(name)]
         fixed = [
             (p, [call.operands[i] for call in self.calls]) for i, p in enumerate(self.op.operands) if not p.variadic
         ]
         never = [p.name for p, drawn in fixed if all(o is None for o in drawn)]
         always = [p.name for p, drawn in fixed if p.optional and all(o is not None for o in drawn)]
-        told = (
-            ("draw one value only of {}: draw at least two", once),
+        templates = (
+            ("draw only one value of {}: draw at least two", once),
             ("never draw {}", never),
-            ("never leave out {}", always),
+            ("never omit {}", always),
         )
-        problems = [text.format(", ".join(names)) for text, names in told if names]
+        problems = [text.format(", ".join(names)) for text, names in templates if names]
         return f"the samples of {self.op.name} {'; they '.join(problems)}" if problems else None
 
     def _check_determinism(self) -> None:
@@ -152,24 +150,24 @@ class ContractChecks:
             call, other = traced.call, self._draw(record_call, name).call
             if not _is_same_call(call, other):
                 problem = f"draw {format_call(self.op, call)}, and with the same seed {format_call(self.op, other)}"
-                advice = ": draw what varies with draw(), nothing from the generators of random, torch or numpy"
+                advice = ". Draw every varying value with draw(), not with the generators of random, torch or numpy."
                 raise SampleError(self.op, problem, advice)
 
-    def unsupported_reason(self) -> str | None:
+    def check_rejections(self) -> str | None:
         """Describe a call that the target rejects without a reason, among one call of each choice of dtypes.
 
         The operator level checks the same for each of its calls.
         """
         nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in self._graphs() for n in graph.nodes}
         if not nodes:
-            raise _NothingToCheckError(f"no call of {self.op.name} becomes a graph")
+            raise _NothingToCheckError(f"no call of {self.op.name} can be built as a graph")
         for node in nodes.values():
             reason = self.suite.target.unsupported_reason(node)
             if reason is not None and not is_valid_reason(reason):
-                return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
+                return f"{self.suite.target.name} rejects {self.op.name} without a reason: {reason!r}"
         return None
 
-    def consumption(self) -> str | None:
+    def check_consumption(self) -> str | None:
         """Name an attribute that decides the result of a call, but is never read by the ONNX lowering.
 
         Only pairs of calls with results of the same type count: otherwise, the lowering may read the difference from
@@ -195,7 +193,7 @@ class ContractChecks:
             )
         return None
 
-    def trait(self) -> str | None:
+    def check_trait(self) -> str | None:
         """Describe the first violation of the quantization trait.
 
         Raises:
@@ -205,7 +203,7 @@ class ContractChecks:
         taken = [call for call in calls if self._call_eager(call) is not None]
         if not taken:
             self._raise_unjudged()
-            raise _NothingToCheckError(f"no call of {self.op.name} is the same twice and taken by eager")
+            raise _NothingToCheckError(f"every call of {self.op.name} is random, or eager rejects it")
         for call in taken:
             broken = find_broken_claim(
                 self.op, fill_operands(call, make_typical_run(call.operands, 0).inputs), call.attrs
@@ -215,15 +213,19 @@ class ContractChecks:
                 return f"{format_call(self.op, call)} is declared as {claim}, but {broken}; see clika_ref.core.traits"
         return None
 
-    def sensitivity(self, name: str) -> str | None:
+    def check_sensitivity(self, name: str) -> str | None:
         """Report an attribute that no compared call depends on: a target that ignores it is found only by chance."""
         if self.pairs.get(name):
             return None
         self._raise_unjudged()
-        known = f"{name} never changes what" if name in self.pairs else f"no two calls differ in {name} alone that"
+        known = (
+            f"{name} never changes the result of the samples of {self.op.name}"
+            if name in self.pairs
+            else f"no two samples of {self.op.name} differ only in {name}"
+        )
         return (
-            f"{known} the samples of {self.op.name} draw, on typical elements: that a target honours it shows only in "
-            "calls that differ in more, and on special elements"
+            f"{known}, on typical elements. Only calls that differ in more, or special elements, can show that a "
+            "target ignores it."
         )
 
     @functools.cached_property
@@ -275,7 +277,7 @@ class ContractChecks:
             raise _NothingToCheckError(f"{self.op.name} has no samples")
         return driver(self.op, *settings)
 
-    def values(self, name: str) -> list[Any]:
+    def find_values(self, name: str) -> list[Any]:
         """Return the values that calls draw for an attribute; equal values of different types are distinct."""
         return list({(type(v), repr(v)): v for v in (call.attrs[name] for call in self.calls)}.values())
 

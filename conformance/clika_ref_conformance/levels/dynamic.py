@@ -18,9 +18,9 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Choice, TensorDescription, TensorSample
-from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
 from clika_ref_conformance.drawing.reducing.dims import fix_symbols
 from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, UnjudgedDtypeError, collect_judged_calls
 from clika_ref_conformance.drawing.symbolic.calls import (
@@ -99,7 +99,7 @@ def _call_factor(op: Operator, seed: int) -> int:
 
 def _make_graph_checks(suite: Suite) -> list[Check]:
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
-    drawn_graphs = graph_case_strategy(
+    drawn_graphs = make_graph_case_strategy(
         select_graph_operators(suite.registry.operators), suite.target.unsupported_reason
     )
     found = collect(drawn_graphs, suite.profile.shape_profiles, seed)
@@ -115,14 +115,14 @@ def _make_expression_checks(suite: Suite) -> list[Check]:
     return [Check(case.name, partial(run_case, case, suite)) for case in found]
 
 
-def _check_graph(name: str, case: Case, batch: CaseBatch) -> Outcome:
+def _check_graph(name: str, case: GraphCase, batch: CaseBatch) -> Outcome:
     found = make_dim_dynamic(case)
     if found is None:
-        return Outcome(name, make_not_run(Reason.NO_SIZES, "no side of the graph may vary"))
-    refused = _compile_error(found.graph, batch.suite)
-    if refused is not None and BATCH.name in re.findall(r"\w+", refused):
-        return Outcome(name, Comparison(Verdict.UNSUPPORTED, refused))
-    return replace(_compare_with_static(batch.outcome(found), batch.suite), name=name)
+        return Outcome(name, make_not_run(Reason.NO_SIZES, "no dim of the graph may vary"))
+    rejection = _compile_error(found.graph, batch.suite)
+    if rejection is not None and BATCH.name in re.findall(r"\w+", rejection):
+        return Outcome(name, Comparison(Verdict.UNSUPPORTED, rejection))
+    return replace(_compare_with_static(batch.judge(found), batch.suite), name=name)
 
 
 def _check_call(pool: CallPool, index: int, name: str, batch: CaseBatch) -> Outcome:
@@ -136,7 +136,7 @@ def _check_call(pool: CallPool, index: int, name: str, batch: CaseBatch) -> Outc
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
     case = make_symbolic_case(found, _order_runs(found, _empty_runs(found)), name)
-    return replace(_compare_with_static(batch.outcome(case), batch.suite), name=name)
+    return replace(_compare_with_static(batch.judge(case), batch.suite), name=name)
 
 
 def drop_rejected_symbols(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
@@ -147,10 +147,10 @@ def drop_rejected_symbols(found: SymbolicCall, suite: Suite) -> SymbolicCall | s
     fixed: list[SizeDecision] = []
     while (reason := _compile_error(found.graph, suite)) is not None:
         words = set(re.findall(r"\w+", reason))
-        refused = [place for place in found.places if str(place.symbol) in words]
-        if not refused:
+        rejection = [place for place in found.places if str(place.symbol) in words]
+        if not rejection:
             return found
-        fixed += refused
+        fixed += rejection
         fewer = make_symbolic_call(found.replayable, fixed)
         if isinstance(fewer, str):
             return reason
@@ -169,14 +169,14 @@ def _compile_error(graph: Graph, suite: Suite) -> str | None:
     return None
 
 
-def _empty_runs(found: SymbolicCall) -> list[Run]:
+def _empty_runs(found: SymbolicCall) -> list[CaseRun]:
     """Return inputs without elements, for operators that survive them."""
     return [] if found.replayable.op.name in CRASHING_OPERATORS else found.empty()
 
 
-def _order_runs(found: SymbolicCall, empty: Sequence[Run]) -> list[Run]:
+def _order_runs(found: SymbolicCall, empty: Sequence[CaseRun]) -> list[CaseRun]:
     """Return all inputs. Inputs without elements are followed by a larger one, to detect a reused buffer."""
-    return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, at last")] if empty else [])]
+    return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, last")] if empty else [])]
 
 
 def _compare_with_static(outcome: Outcome, suite: Suite) -> Outcome:
@@ -186,8 +186,8 @@ def _compare_with_static(outcome: Outcome, suite: Suite) -> Outcome:
     if not comparison.verdict.is_failure or case is None or not runs:
         return outcome
     alone = run_case(fix_symbols(case, runs[0]), suite).verdict
-    relation = f"{alone} as well" if alone.is_failure else f"{alone}, so it is the dynamic form that is wrong"
-    message = f"{comparison.message}; compiled for this size alone: {relation}"
+    relation = f"{alone}, too" if alone.is_failure else f"{alone}, so only the dynamic form is wrong"
+    message = f"{comparison.message}; compiled for this size only: {relation}"
     return replace(outcome, comparison=replace(comparison, message=message))
 
 
@@ -238,7 +238,7 @@ class CallPool:
             found = self._make_symbolic(drawing)
             if isinstance(found, SymbolicCall) and len(found.runs) > 1:
                 return found
-        return found if isinstance(found, str) else "every call that was drawn is legal at one size only"
+        return found if isinstance(found, str) else "every drawn call is legal for one size only"
 
     def _has_fixed_dims(self, drawing: ReplayableCall) -> bool:
         """Return whether a dim that was drawn can only have the size that it was drawn with."""
@@ -278,7 +278,7 @@ def _decision_class(description: Any, value: Any) -> object:
             return value == description.low, value == description.high
 
 
-def make_symbolic_case(found: SymbolicCall, runs: Sequence[Run], name: str) -> Case:
+def make_symbolic_case(found: SymbolicCall, runs: Sequence[CaseRun], name: str) -> GraphCase:
     """Return the case of a symbolic call: one graph, and inputs of several sizes."""
     (node,) = found.graph.nodes
     facts = {
@@ -286,4 +286,4 @@ def make_symbolic_case(found: SymbolicCall, runs: Sequence[Run], name: str) -> C
         "shapes": [str(v.type) for v in found.graph.inputs],
         "fixed": len(found.replayable.ranges) - len(found.places),
     }
-    return Case(f"{found.replayable.op.name} {name}", found.graph, runs, facts)
+    return GraphCase(f"{found.replayable.op.name} {name}", found.graph, runs, facts)

@@ -9,7 +9,7 @@ from random import Random
 
 from clika_ref_conformance.cases import Check, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
 from clika_ref_conformance.drawing.graphs.variants import VARIANTS, make_variant
 from clika_ref_conformance.execution.case_reduction import CaseBatch
 from clika_ref_conformance.suite import Suite
@@ -34,7 +34,9 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     batch = CaseBatch(suite)
     kinds = list(VARIANTS)
     found: list[Check] = []
-    for i, drawn in enumerate(collect(graph_case_strategy(operators, suite.target.unsupported_reason), count, seed)):
+    for i, drawn in enumerate(
+        collect(make_graph_case_strategy(operators, suite.target.unsupported_reason), count, seed)
+    ):
         case = replace(drawn, name=f"graph-{i:02}")
         found.append(batch.check(replace(case, name=f"{case.name}, passes", passes=True)))
         if i % 2 == 0:

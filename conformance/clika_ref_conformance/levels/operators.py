@@ -12,13 +12,13 @@ import torch
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, TensorSample
-from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph, has_huge_result
 from clika_ref_conformance.drawing.calls.covering import draw_covering_calls, draw_empty_calls
 from clika_ref_conformance.drawing.calls.drawn_call import DrawnCall, fill_operands, format_call
 from clika_ref_conformance.drawing.calls.dtypes import select_dtypes
-from clika_ref_conformance.drawing.calls.hypothesis_driver import call_strategy
-from clika_ref_conformance.drawing.calls.layouts import literal_variants, make_layout_runs
+from clika_ref_conformance.drawing.calls.hypothesis_driver import make_call_strategy
+from clika_ref_conformance.drawing.calls.layouts import make_layout_runs, make_literal_variants
 from clika_ref_conformance.drawing.calls.vectors import (
     NEAR_NUMBERS,
     SPECIAL_VALUES,
@@ -77,7 +77,8 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         return [Check("cover", lambda: found)]
     column = OperatorChecks(op, dtype, suite, rows)
     alone, *together = [
-        Check(name, functools.partial(column.covered, name, index)) for index, name in enumerate(column.cover_names)
+        Check(name, functools.partial(column.check_cover_row, name, index))
+        for index, name in enumerate(column.cover_names)
     ]
     found = [alone, *([Check(COVER_PACK_CHECK, column.check_cover_pack), *together] if together else [])]
     largest = max(rows, key=lambda row: max((o.rank for o in _tensor_samples(row.call)), default=0))
@@ -87,7 +88,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     found += [Check(DRAWN_PACK_CHECK, column.check_pack)] if drawn or column.literals or column.empty else []
     for name, row in (*column.literals.items(), *column.empty):
         found.append(Check(name, functools.partial(column.check_typical, name, row)))
-    found += [Check(name, functools.partial(column.drawn, name, i)) for i, name in enumerate(drawn)]
+    found += [Check(name, functools.partial(column.check_drawn, name, i)) for i, name in enumerate(drawn)]
     return [*found, *([Check(MOMENTS_CHECK, column.check_moments)] if op.random else [])]
 
 
@@ -126,7 +127,7 @@ class OperatorChecks:
         """
         found: dict[str, DrawnCall] = {}
         for row in self.rows:
-            for form, call in literal_variants(self.op, row.call, self.dtype):
+            for form, call in make_literal_variants(self.op, row.call, self.dtype):
                 if f"literal-{form}" not in found and self._accepts(call):
                     found[f"literal-{form}"] = replace(row, call=call)
         return found
@@ -139,7 +140,7 @@ class OperatorChecks:
         found = draw_empty_calls(self.op, self.dtype, self.suite.profile.seed, self._eager_results)
         return [(f"empty-{i}", row) for i, row in enumerate(found)]
 
-    def covered(self, name: str, index: int) -> Outcome:
+    def check_cover_row(self, name: str, index: int) -> Outcome:
         """Run one row of the cover on its vectors."""
         found = self._cover_pack.found.get(self._case_name(name)) if index else None
         return found or self._run_and_reduce(name, self.rows[index], self._make_vectors(name, index))
@@ -155,7 +156,7 @@ class OperatorChecks:
             COVER_PACK_CHECK, [self._make_case(name, self.rows[i], self._make_vectors(name, i)) for i, name in later]
         )
 
-    def _make_vectors(self, name: str, index: int) -> list[Run]:
+    def _make_vectors(self, name: str, index: int) -> list[CaseRun]:
         """Return the vectors of a row; the first row also takes the positions that the others leave out.
 
         Once special values have been at every position, each round of further rows takes every second one of the other
@@ -187,10 +188,10 @@ class OperatorChecks:
             name, row, self._make_typical_runs(name, row)
         )
 
-    def _make_typical_runs(self, name: str, row: DrawnCall) -> list[Run]:
+    def _make_typical_runs(self, name: str, row: DrawnCall) -> list[CaseRun]:
         return make_runs_near_numbers(row.call.operands, self._seed(name), row.call.attrs.values())
 
-    def drawn(self, name: str, index: int) -> Outcome:
+    def check_drawn(self, name: str, index: int) -> Outcome:
         """Run a drawn call on typical elements and on one of its vectors."""
         if index >= len(self._drawn_calls):
             text = f"there are only {len(self._drawn_calls)} different calls"
@@ -204,7 +205,7 @@ class OperatorChecks:
             self._make_case(MOMENTS_CHECK, row, self._make_typical_runs(f"{MOMENTS_CHECK}-{i}", row))
             for i, row in enumerate(rows)
         ]
-        return check_distributions(MOMENTS_CHECK, [case for case in made if isinstance(case, Case)], self.suite)
+        return check_distributions(MOMENTS_CHECK, [case for case in made if isinstance(case, GraphCase)], self.suite)
 
     def check_pack(self) -> Outcome:
         """Run all literals, empty and drawn calls as one graph."""
@@ -217,9 +218,9 @@ class OperatorChecks:
         made += [self._make_case(f"drawn-{i:02}", row) for i, row in enumerate(self._drawn_calls)]
         return self._make_pack(DRAWN_PACK_CHECK, made)
 
-    def _make_pack(self, name: str, made: Sequence[Case | Outcome]) -> CasePack:
+    def _make_pack(self, name: str, made: Sequence[GraphCase | Outcome]) -> CasePack:
         """Return a pack of the cases, except those with results that have data-dependent sizes."""
-        cases = [case for case in made if isinstance(case, Case)]
+        cases = [case for case in made if isinstance(case, GraphCase)]
         return CasePack(name, [c for c in cases if all(v.type.is_static for v in c.graph.outputs)], self.suite)
 
     def _case_name(self, check: str) -> str:
@@ -227,12 +228,12 @@ class OperatorChecks:
 
     @functools.cached_property
     def _drawn_calls(self) -> list[DrawnCall]:
-        return collect_without_mutations(call_strategy(self.op, self.dtype), self.count, self._seed("drawn"))
+        return collect_without_mutations(make_call_strategy(self.op, self.dtype), self.count, self._seed("drawn"))
 
     def _seed(self, name: str) -> int:
         return zlib.crc32(f"{self.op.name}/{self.dtype}/{name}/{self.suite.profile.seed}".encode()) % 2**24
 
-    def _make_runs(self, row: DrawnCall, seed: int, turn: int, only: int | None = None) -> list[Run]:
+    def _make_runs(self, row: DrawnCall, seed: int, turn: int, only: int | None = None) -> list[CaseRun]:
         vast = self.op.error.kind in ANY_MAGNITUDE_CLASSES
         return make_runs(
             row.call.operands, seed, turn, attributes=row.call.attrs.values(), every_magnitude=vast, only=only
@@ -251,27 +252,27 @@ class OperatorChecks:
         results = self._call_eager(call, make_typical_run(call.operands, 0))
         return None if isinstance(results, str) else results
 
-    def _eager_error(self, call: Call, run: Run) -> str | None:
+    def _eager_error(self, call: Call, run: CaseRun) -> str | None:
         """Return eager's error for a call on these tensors, as their layout may matter; None if there is none."""
         results = self._call_eager(call, run)
         return results if isinstance(results, str) else None
 
-    def _call_eager(self, call: Call, run: Run) -> Sequence[torch.Tensor] | str:
+    def _call_eager(self, call: Call, run: CaseRun) -> Sequence[torch.Tensor] | str:
         try:
             with torch.no_grad():
                 results = self.op(*fill_operands(call, run.inputs), **call.attrs)
         except Exception as error:  # noqa: BLE001 - any error means that eager rejects the call
             return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
         found = [results] if isinstance(results, torch.Tensor) else list(results)
-        return found or "it returns no tensor at all"
+        return found or "it returns no tensor"
 
-    def _run_and_reduce(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
+    def _run_and_reduce(self, name: str, row: DrawnCall, runs: Sequence[CaseRun] | None = None) -> Outcome:
         """Run a call, and reduce the first failure."""
         outcome = self._run_call(name, row, runs)
         if not outcome.verdict.is_failure or self.is_reduced:
             return outcome
         self.is_reduced = True
-        profile, strategy = self.suite.profile, call_strategy(self.op, self.dtype)
+        profile, strategy = self.suite.profile, make_call_strategy(self.op, self.dtype)
         smaller = shrink(
             strategy,
             self.count,
@@ -280,14 +281,14 @@ class OperatorChecks:
             profile.shrink_seconds,
         )
         small = outcome if smaller is None else self._run_call(name, smaller)
-        return small if small.case is None else replace(CaseBatch(self.suite).outcome(small.case), name=name)
+        return small if small.case is None else replace(CaseBatch(self.suite).judge(small.case), name=name)
 
-    def _run_call(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
+    def _run_call(self, name: str, row: DrawnCall, runs: Sequence[CaseRun] | None = None) -> Outcome:
         """Return the outcome of a call."""
         made = self._make_case(name, row, runs)
         return made if isinstance(made, Outcome) else replace(run_case(made, self.suite), name=name)
 
-    def _make_case(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Case | Outcome:
+    def _make_case(self, name: str, row: DrawnCall, runs: Sequence[CaseRun] | None = None) -> GraphCase | Outcome:
         """Return a call as a case, or an outcome if eager rejects it or it has no type."""
         if row.error:
             return Outcome(name, Comparison(Verdict.SAMPLE, row.error))
@@ -295,9 +296,9 @@ class OperatorChecks:
         if runs is None:
             runs = self._make_runs(row, row.seed, row.vector, only=row.vector)
         before = [t.clone() for t in runs[0].inputs]
-        refused = self._eager_error(row.call, runs[0])
-        if refused is not None:
-            return Outcome(name, _explain_rejection(text, refused, row))
+        rejection = self._eager_error(row.call, runs[0])
+        if rejection is not None:
+            return Outcome(name, _explain_rejection(text, rejection, row))
         written = [i for i, t in enumerate(runs[0].inputs) if not has_same_bits(t, before[i])]
         if written:
             return Outcome(
@@ -316,17 +317,17 @@ class OperatorChecks:
             "shapes": [list(o.shape) for o in _tensor_samples(row.call)],
             "call": text,
         }
-        return Case(self._case_name(name), graph, accepted, facts)
+        return GraphCase(self._case_name(name), graph, accepted, facts)
 
 
-def _explain_rejection(text: str, refused: str, row: DrawnCall) -> Comparison:
+def _explain_rejection(text: str, rejection: str, row: DrawnCall) -> Comparison:
     """Return the comparison for a call that eager rejects.
 
     It is the samples' fault, unless they do not name the dtype or eager has no kernel for it.
     """
-    if "not implemented for" in refused or refused.startswith("NotImplementedError"):
-        return make_not_run(Reason.NO_KERNEL, f"eager has no kernel for {text}: {refused}")
+    if "not implemented for" in rejection or rejection.startswith("NotImplementedError"):
+        return make_not_run(Reason.NO_KERNEL, f"eager has no kernel for {text}: {rejection}")
     if row.has_unlisted_dtype:
-        message = f"eager does not take {text}, a dtype that its samples do not name: {refused}"
-        return make_not_run(Reason.UNNAMED_DTYPE, message)
-    return Comparison(Verdict.SAMPLE, f"the samples draw {text}, which eager refuses: {refused}")
+        message = f"eager rejects {text}, with a dtype that its samples do not list: {rejection}"
+        return make_not_run(Reason.UNLISTED_DTYPE, message)
+    return Comparison(Verdict.SAMPLE, f"the samples draw {text}, which eager rejects: {rejection}")

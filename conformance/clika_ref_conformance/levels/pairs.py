@@ -33,5 +33,5 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     seconds = select_partners(suite.registry, first, suite.profile.pair_operators)
     names = [op.name for op in seconds]
     later = names[names.index(first.name) :] if first.name in names else names  # parallel calls have no order
-    cases = [case for op in seconds for case in pairing.cases(op, fork=op.name in later)]
+    cases = [case for op in seconds for case in pairing.make_cases(op, fork=op.name in later)]
     return make_packed_checks(cases, suite)

@@ -10,7 +10,7 @@ from itertools import islice
 from random import Random
 
 from clika_ref.core.passes import Pass, Pipeline, sort_passes
-from clika_ref_conformance.cases import Case, Check, Outcome, Task
+from clika_ref_conformance.cases import Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.motifs import near_misses, similar_parts
 from clika_ref_conformance.drawing.motifs.dynamic_dims import make_dims_dynamic
 from clika_ref_conformance.drawing.motifs.hosts import embed_motif
@@ -34,31 +34,31 @@ CALL_CHANGES: dict[str, near_misses.NearMissMaker] = {
     "dtype changed": near_misses.change_dtype,
     "special elements": near_misses.insert_special_elements,
     "large constants": near_misses.enlarge_constants,
-    "literals alike": similar_parts.use_similar_literals,
-    "sides alike": similar_parts.equalize_dims,
-    "round trips": similar_parts.cast_round_trips,
+    "similar literals": similar_parts.use_similar_literals,
+    "equal dims": similar_parts.equalize_dims,
+    "cast round trips": similar_parts.cast_round_trips,
     "call redrawn": redraw_call,
-    "operand given or taken": change_optional_operands,
+    "operand added or omitted": change_optional_operands,
 }
 """Changes to the calls of a motif, and functions that create the graphs; for drawn motifs and their variations."""
 
 SURROUNDING_CHANGES: dict[str, near_misses.NearMissMaker] = {
-    "read elsewhere": near_misses.add_reader,
+    "another reader": near_misses.add_reader,
     "repeated": near_misses.repeat_motif,
     "outputs changed": near_misses.change_outputs,
     "leaves changed": near_misses.change_leaves,
-    "constants alike": similar_parts.add_similar_constants,
-    "numbers alike": similar_parts.divide_by_signed_zeros,
-    "calls alike": similar_parts.add_similar_calls,
-    "random instead": substitute_random_operators,
-    "side freed": make_dims_dynamic,
+    "similar constants": similar_parts.add_similar_constants,
+    "signed zeros": similar_parts.divide_by_signed_zeros,
+    "similar calls": similar_parts.add_similar_calls,
+    "random operators": substitute_random_operators,
+    "dynamic dims": make_dims_dynamic,
 }
 """Changes around a motif, mostly independent of its calls: for drawn motifs only."""
 
 LISTED_CALL_CHECK = "listed call redrawn"
 """Call changes for each operator in a long table: errors of one operator show only with some attributes."""
 
-LISTED_ATTRIBUTE_CHECK = "listed attribute of another sort"
+LISTED_ATTRIBUTE_CHECK = "listed attribute changed"
 """Call changes to one attribute of such operators: a longer or shorter tuple, a number that is 0 or negative."""
 
 GRAPHS_PER_DRAW = 75
@@ -99,24 +99,33 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a pass; motifs are searched when the first of them runs."""
     if task.subject == HASH_SEEDS_SUBJECT:
         return [Check(HASH_SEEDS_SUBJECT, _add_timing(HASH_SEEDS_SUBJECT, lambda: check_hash_seeds(suite)))]
-    trial = PassChecks(list_passes(suite)[task.subject], suite)
-    named: list[tuple[str, Callable[[], Outcome]]] = [("fires", trial.fires), ("motifs", trial.check_motifs)]
-    named += [
-        (name, trial.make_near_miss_check(makes, trial.motifs_for_near_misses)) for name, makes in CALL_CHANGES.items()
+    pass_checks = PassChecks(list_passes(suite)[task.subject], suite)
+    named: list[tuple[str, Callable[[], Outcome]]] = [
+        ("fires", pass_checks.check_fires),
+        ("motifs", pass_checks.check_motifs),
     ]
-    named += [(LISTED_CALL_CHECK, trial.make_near_miss_check(trial.redraw_listed_calls, lambda: trial.motifs.listed))]
+    named += [
+        (name, pass_checks.make_near_miss_check(makes, pass_checks.motifs_for_near_misses))
+        for name, makes in CALL_CHANGES.items()
+    ]
     named += [
         (
-            LISTED_ATTRIBUTE_CHECK,
-            trial.make_near_miss_check(near_misses.change_attribute_sort, lambda: trial.motifs.listed),
+            LISTED_CALL_CHECK,
+            pass_checks.make_near_miss_check(pass_checks.redraw_listed_calls, lambda: pass_checks.motifs.listed),
         )
     ]
     named += [
-        (name, trial.make_near_miss_check(makes, lambda: trial.motifs.cases))
+        (
+            LISTED_ATTRIBUTE_CHECK,
+            pass_checks.make_near_miss_check(near_misses.change_attribute_sort, lambda: pass_checks.motifs.listed),
+        )
+    ]
+    named += [
+        (name, pass_checks.make_near_miss_check(makes, lambda: pass_checks.motifs.cases))
         for name, makes in SURROUNDING_CHANGES.items()
     ]
-    named += [("random graphs", trial.check_random_graphs), ("pipeline order", trial.check_pipeline_order)]
-    named += [("random order", trial.check_random_order)]
+    named += [("random graphs", pass_checks.check_random_graphs), ("pipeline order", pass_checks.check_pipeline_order)]
+    named += [("random order", pass_checks.check_random_order)]
     return [Check(name, _add_timing(name, run)) for name, run in named]
 
 
@@ -136,14 +145,14 @@ def check_hash_seeds(suite: Suite) -> Outcome:
         here = run_on_random_graphs(suite.registry.passes[name], suite.registry.operators, seed)
         for text, other in zip(here, others, strict=False):
             if digest_text(text) != other:
-                message = f"{name}: under another PYTHONHASHSEED the result is another one than here:\n{text}"
+                message = f"{name}: the result differs under another PYTHONHASHSEED:\n{text}"
                 return Outcome("", Comparison(Verdict.NONDETERMINISTIC, message))
     return Outcome(
         "", Comparison(Verdict.PASS, f"{sum(map(len, elsewhere.values()))} graphs of {len(elsewhere)} passes")
     )
 
 
-def _interleave(sources: Iterable[Iterator[Case]]) -> Iterator[Case]:
+def _interleave(sources: Iterable[Iterator[GraphCase]]) -> Iterator[GraphCase]:
     """Yield cases from the sources in turn, until all of them are exhausted."""
     left = list(sources)
     while left:
@@ -171,17 +180,16 @@ class PassChecks:
         seed = self.suite.profile.seed
         return find_motifs(self.p, self._operators, seed=seed, wanted=wanted, tries=10 * patience, patience=patience)
 
-    def fires(self) -> Outcome:
+    def check_fires(self) -> Outcome:
         """Fail if the pass, or a rule of it, fires on no graph that was found."""
         silent = self.motifs.unreached_goals
         if not silent:
-            found = f"{len(self.motifs.cases)} motifs of {self.motifs.tried} chains"
-            message = f"{found}, and {len(self.motifs.varied)} varied from them"
+            found = f"{len(self.motifs.cases)} motifs from {self.motifs.tried} chains"
+            message = f"{found}, and {len(self.motifs.varied)} variants of them"
             return Outcome("", Comparison(Verdict.PASS, message))
         message = (
-            f"{self.p.name}: no graph was found on which {' and '.join(silent)} fires ({self.motifs.tried} chains of "
-            "drawn calls were tried). Either it cannot fire, or the samples of its operators never draw what it looks "
-            "for; show the suite how with `motifs`, a tuple of functions from a builder to the outputs of a graph"
+            f"{self.p.name}: {' and '.join(silent)} fired on none of {self.motifs.tried} chains of drawn calls. If it "
+            "can fire, declare `motifs`: a tuple of functions from a builder to the outputs of a graph."
         )
         return Outcome("", Comparison(Verdict.CONTRACT, message))
 
@@ -189,16 +197,16 @@ class PassChecks:
         """Check the pass on its motifs."""
         return self._check([*self.motifs.cases, *self.motifs.varied, *self.motifs.listed])
 
-    def motifs_for_near_misses(self) -> Sequence[Case]:
+    def motifs_for_near_misses(self) -> Sequence[GraphCase]:
         """Return the motifs for near misses of calls."""
         return [*self.motifs.cases, *self.motifs.varied]
 
-    def redraw_listed_calls(self, case: Case, operators: near_misses.Operators) -> Iterator[Case | None]:
+    def redraw_listed_calls(self, case: GraphCase, operators: near_misses.Operators) -> Iterator[GraphCase | None]:
         """Redraw each call of a motif, as often as the profile allows."""
         return redraw_call(case, operators, draws=self.suite.profile.pass_graphs // GRAPHS_PER_DRAW)
 
     def make_near_miss_check(
-        self, makes: near_misses.NearMissMaker, motifs: Callable[[], Sequence[Case]]
+        self, makes: near_misses.NearMissMaker, motifs: Callable[[], Sequence[GraphCase]]
     ) -> Callable[[], Outcome]:
         """Return the check of the pass on one kind of near misses of its motifs, which take turns.
 
@@ -207,7 +215,7 @@ class PassChecks:
         """
         graphs = self.suite.profile.pass_graphs
 
-        def of_motif(motif: Case) -> Iterator[Case]:
+        def of_motif(motif: GraphCase) -> Iterator[GraphCase]:
             every = islice(makes(motif, self._operators), graphs // 2)
             return (replace(c, name=f"{motif.name}, {c.name}") for c in every if c is not None)
 
@@ -229,7 +237,7 @@ class PassChecks:
         """
         passes = sort_passes(list(list_passes(self.suite).values()))
 
-        def check(case: Case) -> PassFinding:
+        def check(case: GraphCase) -> PassFinding:
             found = check_passes([*passes, *passes], self._operators, case)
             if found.comparison.verdict.is_failure:
                 return found
@@ -248,12 +256,12 @@ class PassChecks:
         random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
         passes = [p for _, p in sorted(list_passes(self.suite).items())]
 
-        def check(case: Case) -> PassFinding:
+        def check(case: GraphCase) -> PassFinding:
             return check_passes(random.sample(passes, len(passes)), self._operators, case)
 
         return self._check(self._draw_hosts("order", self.suite.profile.pass_graphs // 10), check)
 
-    def _draw_hosts(self, purpose: str, count: int) -> Iterator[Case]:
+    def _draw_hosts(self, purpose: str, count: int) -> Iterator[GraphCase]:
         random = Random(f"{self.p.name}-{purpose}-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
         groups = find_operator_groups(self.p, self._operators)
         for number in range(count if self.motifs.cases else 0):
@@ -262,7 +270,7 @@ class PassChecks:
             if case is not None:
                 yield case
 
-    def _check(self, cases: Iterable[Case], check: Callable[[Case], PassFinding] | None = None) -> Outcome:
+    def _check(self, cases: Iterable[GraphCase], check: Callable[[GraphCase], PassFinding] | None = None) -> Outcome:
         """Check the pass on cases until one fails, and reduce that one as far as possible."""
         judge = check or self._check_alone
         count = fired = 0
@@ -283,11 +291,13 @@ class PassChecks:
             return Outcome("", left_out)
         return Outcome("", replace(worst, message=f"fired on {fired} of {count} graphs"), run)
 
-    def _check_alone(self, case: Case) -> PassFinding:
+    def _check_alone(self, case: GraphCase) -> PassFinding:
         return check_pass(self.p, self._operators, case)
 
-    def _reduce_failure(self, case: Case, found: PassFinding, judge: Callable[[Case], PassFinding]) -> Outcome:
-        def fails(smaller: Case) -> bool:
+    def _reduce_failure(
+        self, case: GraphCase, found: PassFinding, judge: Callable[[GraphCase], PassFinding]
+    ) -> Outcome:
+        def fails(smaller: GraphCase) -> bool:
             return judge(smaller).comparison.verdict is found.comparison.verdict
 
         if fails(case):  # random orders are drawn again

@@ -17,15 +17,19 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.int4 import pack_int4, unpack_int4
-from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.quantized.layers import QUANTIZED_LAYERS, QuantizedLayer, make_layer_case
 from clika_ref_conformance.drawing.quantized.ranges import (
     ELEMENTS_SHAPE,
-    QuantizedRange,
-    draw_quantized_ranges,
+    QuantizationGrid,
+    draw_quantization_grids,
     make_elements,
 )
-from clika_ref_conformance.drawing.quantized.stored_weights import STORED_WEIGHTS, StoredWeight, make_stored_weight_case
+from clika_ref_conformance.drawing.quantized.stored_weights import (
+    STORED_WEIGHTS,
+    StoredWeightLayer,
+    make_stored_weight_case,
+)
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -43,7 +47,7 @@ PACKED_DTYPES = {"int4": torch.int8, "uint4": torch.uint8}
 PACKED_LENGTHS = (0, 1, 2, 3, 7, 16, 31, 33)
 """Numbers of packed elements: none, pairs, and odd ones."""
 
-VerifyOutputs = Callable[[Run, Sequence[torch.Tensor]], str | None]
+VerifyOutputs = Callable[[CaseRun, Sequence[torch.Tensor]], str | None]
 """Function that describes errors in the outputs of a run, or returns None."""
 
 
@@ -72,11 +76,11 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     if task.subject == "stored weights":
         known = [weight for weight in STORED_WEIGHTS if weight.is_known(suite.registry)]
         return [Check(weight.name, partial(_check_stored_weight, weight, suite)) for weight in known]
-    found = draw_quantized_ranges(max(MIN_RANGES, suite.profile.drawn), seed)
+    found = draw_quantization_grids(max(MIN_RANGES, suite.profile.drawn), seed)
     return [Check(f"range-{i:03}", partial(_check_range, f"range-{i:03}", grid, suite)) for i, grid in enumerate(found)]
 
 
-def verify_case(case: Case, suite: Suite, verify: VerifyOutputs) -> Outcome:
+def verify_case(case: GraphCase, suite: Suite, verify: VerifyOutputs) -> Outcome:
     """Compare eager, and then the target, with integer arithmetic; between the two, the judge checks the target.
 
     A failure that only integer arithmetic shows has no case, as replaying one runs the judge.
@@ -99,13 +103,13 @@ def verify_case(case: Case, suite: Suite, verify: VerifyOutputs) -> Outcome:
     return outcome
 
 
-def _check_range(name: str, grid: QuantizedRange, suite: Suite) -> Outcome:
-    runs = [Run(kind, (torch.from_numpy(x),)) for kind, x in make_elements(grid, suite.profile.seed)]
-    case = Case(name, make_range_graph(grid, suite), runs, {"range": str(grid)})
+def _check_range(name: str, grid: QuantizationGrid, suite: Suite) -> Outcome:
+    runs = [CaseRun(kind, (torch.from_numpy(x),)) for kind, x in make_elements(grid, suite.profile.seed)]
+    case = GraphCase(name, make_range_graph(grid, suite), runs, {"range": str(grid)})
     return verify_case(case, suite, partial(_verify_range, grid))
 
 
-def make_range_graph(grid: QuantizedRange, suite: Suite) -> Graph:
+def make_range_graph(grid: QuantizationGrid, suite: Suite) -> Graph:
     """Return the graph that quantizes and dequantizes its input; it returns the codes and the values."""
     graph = Graph("quantized")
     x = graph.add_input(TensorType(torch.float32, ELEMENTS_SHAPE), "x")
@@ -127,18 +131,19 @@ def make_range_graph(grid: QuantizedRange, suite: Suite) -> Graph:
     return graph
 
 
-def _verify_range(grid: QuantizedRange, run: Run, outputs: Sequence[torch.Tensor]) -> str | None:
+def _verify_range(grid: QuantizationGrid, run: CaseRun, outputs: Sequence[torch.Tensor]) -> str | None:
     x, codes, values = run.inputs[0].numpy(), outputs[0].numpy().astype(int), outputs[1].numpy()
     expected = grid.quantize(x)
     wrong = expected != codes
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         tie = ", a tie" if grid.find_ties(x)[at] else ""
-        return f"{float(x[at])!r}{tie}, on {grid} is {expected[at]}, not {codes[at]} (element {list(at)} of {run.name})"
+        element = f"element {list(at)} of {run.name}: {float(x[at])!r}{tie}"
+        return f"{element}, on {grid} becomes {codes[at]}, expected {expected[at]}"
     if not np.array_equal(grid.values(codes), values):
         wanted = grid.values(codes)
         at = tuple(int(i) for i in np.argwhere(wanted != values)[0])
-        return f"{codes[at]} on {grid} stands for {float(wanted[at])!r}, not {float(values[at])!r}"
+        return f"{codes[at]} on {grid} becomes {float(values[at])!r}, expected {float(wanted[at])!r}"
     return grid.find_error(x, codes, values)
 
 
@@ -149,19 +154,19 @@ def _check_layer(layer: QuantizedLayer, suite: Suite) -> Outcome:
     return verify_case(case, suite, partial(_verify_integers, case.name, expected))
 
 
-def _check_stored_weight(weight: StoredWeight, suite: Suite) -> Outcome:
+def _check_stored_weight(weight: StoredWeightLayer, suite: Suite) -> Outcome:
     case, expected = make_stored_weight_case(weight, suite.registry, suite.profile.seed)
     return verify_case(case, suite, partial(_verify_integers, case.name, expected))
 
 
 def _verify_integers(
-    name: str, expected: Mapping[str, np.ndarray], run: Run, outputs: Sequence[torch.Tensor]
+    name: str, expected: Mapping[str, np.ndarray], run: CaseRun, outputs: Sequence[torch.Tensor]
 ) -> str | None:
     wanted, found = expected[run.name], outputs[0].numpy()
     if np.array_equal(found, wanted):
         return None
     at = tuple(int(i) for i in np.argwhere(found != wanted)[0])
-    return f"{name}, {run.name}: element {list(at)} is {found[at]}, by integer arithmetic {wanted[at]}"
+    return f"{name}, {run.name}: element {list(at)} is {found[at]}, integer arithmetic gives {wanted[at]}"
 
 
 def _check_packing(name: str, length: int, dtype: torch.dtype, seed: int) -> Outcome:

@@ -30,7 +30,7 @@ def _(original, op, x, y, *, rounding_mode):
     return original(op, x, y, rounding_mode=rounding_mode)
 
 
-@FAULTS.lowering("div", "a division by a number multiplies by its reciprocal in half precision")
+@FAULTS.lowering("div", "a division by a number multiplies by its reciprocal in FP16")
 def _(original, op, x, y, *, rounding_mode):
     if isinstance(y, int | float) and y and _is_float(op) and rounding_mode is None:
         return op.Mul(*op.promote(x, float(torch.tensor(1 / y).half())))
@@ -42,7 +42,7 @@ def _(original, op, x, y):
     return op.Mod(*op.promote(x, y), fmod=1)
 
 
-@FAULTS.lowering("fmod", "the result has the sign of the divisor where both are integers")
+@FAULTS.lowering("fmod", "the result has the sign of the divisor if both are integers")
 def _(original, op, x, y):
     return original(op, x, y) if _is_float(op) else op.Mod(*op.promote(x, y))
 
@@ -53,7 +53,7 @@ def _(original, op, x, y, *, alpha):
     return op.Sub(x if alpha == 1 else op.Mul(x, op.like(x, alpha)), y)
 
 
-@FAULTS.lowering("add", "alpha is ignored where an operand is a number")
+@FAULTS.lowering("add", "alpha is ignored if an operand is a number")
 def _(original, op, x, y, *, alpha):
     return original(op, x, y, alpha=1 if isinstance(y, int | float) else alpha)
 
@@ -87,7 +87,7 @@ def _(original, op, x, y):
     return op.cast(op.Mul(*op.promote(x, y, to=torch.int32)), torch.int64)
 
 
-@FAULTS.lowering("to", "a cast between 32 and 64 bits of integer is left to a cast to 32")
+@FAULTS.lowering("to", "a cast between int32 and int64 casts to int32")
 def _(original, op, x, *, dtype):
     wide = (torch.int64, torch.float64, torch.float32)
     return original(op, op.cast(x, torch.int32) if op.dtype(x) == torch.int64 and dtype in wide else x, dtype=dtype)
@@ -100,7 +100,7 @@ def _(original, op, x, *, dtype):
     return original(op, x, dtype=dtype)
 
 
-@FAULTS.lowering("clamp", "where min is above max, min wins")
+@FAULTS.lowering("clamp", "if min is above max, the result is min")
 def _(original, op, x, low=None, high=None):
     (result,) = op.promote(x)
     result = result if high is None else op.Min(result, *op.promote(high))
@@ -116,7 +116,7 @@ def _(original, op, x, low=None, high=None):
     return original(op, kept, low, high)
 
 
-@FAULTS.lowering("clamp", "an absent bound is the largest finite number")
+@FAULTS.lowering("clamp", "a missing bound is the largest finite number")
 def _(original, op, x, low=None, high=None):
     if _is_float(op) and (low is None or high is None):
         ends = torch.finfo(op.result.dtype)
@@ -124,7 +124,7 @@ def _(original, op, x, low=None, high=None):
     return original(op, x, low, high)
 
 
-@FAULTS.lowering("maximum", "NaN of the first operand is dropped")
+@FAULTS.lowering("maximum", "NaN of the first operand is ignored")
 def _(original, op, x, y):
     if not _is_float(op):
         return original(op, x, y)
@@ -132,7 +132,7 @@ def _(original, op, x, y):
     return op.Where(op.Greater(x, y), x, y)
 
 
-@FAULTS.lowering("fmax", "NaN spreads")
+@FAULTS.lowering("fmax", "NaN is propagated")
 def _(original, op, x, y):
     return op.Max(*op.promote(x, y)) if _is_float(op) else original(op, x, y)
 
@@ -142,7 +142,7 @@ def _(original, op, x):
     return op.Sign(x) if op.dtype(x).is_floating_point else original(op, x)
 
 
-@FAULTS.lowering("round", "halves are rounded away from zero")
+@FAULTS.lowering("round", "ties are rounded away from zero")
 def _(original, op, x, *, decimals):
     def write(op, x):
         return op.Mul(op.Sign(x), op.Floor(op.Add(op.Abs(x), op.like(x, 0.5))))
@@ -171,28 +171,28 @@ def _(original, op, x, *, input_scale, **attrs):
     return original(op, x, input_scale=1.0, **attrs)
 
 
-@FAULTS.lowering("hardsigmoid", "the slope is 0.2, as ONNX and Keras have it")
+@FAULTS.lowering("hardsigmoid", "the slope is 0.2, as in ONNX and Keras")
 def _(original, op, x):
     return original(override_attributes(op, "HardSigmoid", alpha=0.2), x)
 
 
-@FAULTS.lowering("threshold", "the threshold itself passes")
+@FAULTS.lowering("threshold", "an element equal to the threshold is kept")
 def _(original, op, x, **attrs):
     return original(PatchedOp(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
 
 
-@FAULTS.lowering("hardshrink", "the bound itself passes")
+@FAULTS.lowering("hardshrink", "an element equal to the bound is kept")
 def _(original, op, x, **attrs):
     return original(PatchedOp(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
 
 
-@FAULTS.lowering("log1p", "log(1 + x) loses the digits of a small x")
+@FAULTS.lowering("log1p", "log(1 + x) cancels for a small x")
 def _(original, op, x):
     (x,) = op.promote(x)
     return op.Log(op.Add(x, op.like(x, 1)))
 
 
-@FAULTS.lowering("expm1", "exp(x) - 1 loses the digits of a small x")
+@FAULTS.lowering("expm1", "exp(x) - 1 cancels for a small x")
 def _(original, op, x):
     (x,) = op.promote(x)
     return op.Sub(op.Exp(x), op.like(x, 1))
@@ -204,7 +204,7 @@ def _(original, op, x, y):
     return op.Log(op.Add(op.Exp(x), op.Exp(y)))
 
 
-@FAULTS.lowering("atan2", "the quotient forgets the quadrant")
+@FAULTS.lowering("atan2", "the quadrant is ignored")
 def _(original, op, y, x):
     return op.Atan(op.Div(*op.promote(y, x)))
 
@@ -244,7 +244,7 @@ def _(original, op, x, y):
     return op.cast(op.BitShift(x, y, direction="RIGHT"), torch.int64)
 
 
-@FAULTS.lowering("lerp", "a weight of 1 misses the end by a rounding")
+@FAULTS.lowering("lerp", "a weight of 1 gives the end with a rounding error")
 def _(original, op, x, end, weight):
     x, end, weight = op.promote(x, end, weight)
     return op.Add(x, op.Mul(op.cast(op.cast(weight, torch.float16), op.dtype(x)), op.Sub(end, x)))
@@ -257,24 +257,24 @@ def _(original, op, x):
     return op.Sin(op.Sub(x, op.Mul(op.Round(op.Div(x, turn)), turn)))
 
 
-@FAULTS.lowering("mean", "an infinite mean becomes the largest number")
+@FAULTS.lowering("mean", "an infinite mean becomes the largest finite number")
 def _(original, op, x, **attrs):
     mean = original(op, x, **attrs)
     largest = torch.finfo(op.result.dtype).max
     return op.Min(op.Max(mean, op.like(mean, -largest)), op.like(mean, largest)) if _is_float(op) else mean
 
 
-@FAULTS.lowering("ne", "a number that is rounded to half precision meets elements unrounded")
+@FAULTS.lowering("ne", "a number that should be rounded to FP16 is not rounded")
 def _(original, op, x, y):
     return original(PatchedOp(op, Max=lambda op, rounded: rounded), x, y)
 
 
-@FAULTS.lowering("tan", "the tangent of float64 is divided of a sine and a cosine that is imprecise near its zeros")
+@FAULTS.lowering("tan", "the float64 tangent is a sine divided by a cosine that is inaccurate near its zeros")
 def _(original, op, x):
     return op.Div(op.Sin(x), op.Cos(x)) if op.dtype(x) == torch.float64 else original(op, x)
 
 
-@FAULTS.lowering("div", "a quotient in half precision is rounded before its fraction is cut off")
+@FAULTS.lowering("div", "an FP16 quotient is rounded before its fraction is truncated")
 def _(original, op, x, y, *, rounding_mode):
     if rounding_mode != "trunc" or op.result.dtype not in (torch.float16, torch.bfloat16):
         return original(op, x, y, rounding_mode=rounding_mode)
@@ -320,44 +320,44 @@ def _(original, op, condition, x, y):
     return original(op, turned, x, y)
 
 
-@FAULTS.lowering("poisson_nll_loss", "NaN is taken for 0")
+@FAULTS.lowering("poisson_nll_loss", "NaN is treated as 0")
 def _(original, op, x, target, **attrs):
     without = op.declare(op.Where(op.IsNaN(x), op.like(x, 0.0), x), TensorType(op.dtype(x), op.shape(x)))
     return original(op, without, target, **attrs)
 
 
-@FAULTS.lowering("clamp", "bounds of int64 are left to the runtime's own comparison, which is wrong beyond 31 bits")
+@FAULTS.lowering("clamp", "int64 bounds use the comparison of the runtime, which is wrong beyond 31 bits")
 def _(original, op, x, min=None, max=None):
     if op.result.dtype != torch.int64 or min is None or max is None:
         return original(op, x, min, max)
     return op.Clip(*op.promote(x, min, max))
 
 
-@FAULTS.lowering("minimum", "int64 is left to the runtime's own comparison, which is wrong beyond 31 bits")
+@FAULTS.lowering("minimum", "int64 uses the comparison of the runtime, which is wrong beyond 31 bits")
 def _(original, op, x, y):
     return op.Min(*op.promote(x, y)) if op.result.dtype == torch.int64 else original(op, x, y)
 
 
-@FAULTS.lowering("div", "a number that half precision does not hold is infinite, or 0")
+@FAULTS.lowering("div", "a number that FP16 cannot represent becomes infinite, or 0")
 def _(original, op, x, y, *, rounding_mode):
     if rounding_mode is not None or op.result.dtype != torch.float16:
         return original(op, x, y, rounding_mode=rounding_mode)
     return op.Div(*op.promote(x, y))
 
 
-@FAULTS.lowering("pow", "a whole exponent is rounded to the dtype of the base, and becomes even")
+@FAULTS.lowering("pow", "an integer exponent is rounded to the dtype of the base, and becomes even")
 def _(original, op, x, y):
     large = isinstance(y, int) and y > 2**24 and op.result.dtype == torch.float32
     return op.Pow(*op.promote(x, y)) if large else original(op, x, y)
 
 
-@FAULTS.lowering("eq", "a number beside int64 is rounded to float32")
+@FAULTS.lowering("eq", "a number that is combined with int64 is rounded to float32")
 def _(original, op, x, y):
     number = isinstance(y, int) and not isinstance(y, bool) and op.dtype(x) == torch.int64
     return original(op, x, int(torch.tensor(y, dtype=torch.float32).double())) if number else original(op, x, y)
 
 
-@FAULTS.lowering("sub", "a number beside integers loses its fraction")
+@FAULTS.lowering("sub", "a number that is combined with integers is truncated")
 def _(original, op, x, y, *, alpha):
     whole = isinstance(y, float) and math.isfinite(y) and not op.dtype(x).is_floating_point
     return original(op, x, int(y) if whole else y, alpha=alpha)
@@ -378,7 +378,7 @@ def _(original, op, *, fill_value, **attrs):
     return original(op, fill_value=rounded, **attrs)
 
 
-@FAULTS.lowering("to", "a float becomes an integer by rounding down, which differs where it is negative")
+@FAULTS.lowering("to", "a float is cast to an integer by rounding down, which is wrong if it is negative")
 def _(original, op, x, *, dtype):
     down = op.dtype(x).is_floating_point and not dtype.is_floating_point and dtype != torch.bool
     return original(op, op.declare(op.Floor(x), op.dtype(x)) if down else x, dtype=dtype)

@@ -43,13 +43,13 @@ def _(original, op, *operands, scale, **attrs):
     return original(op, *operands, scale=None, **attrs)
 
 
-@FAULTS.lowering(ATTENTION, "the default scale comes from the width of the values")
+@FAULTS.lowering(ATTENTION, "the default scale is computed from the width of the values")
 def _(original, op, x, key, value, *mask, scale, **attrs):
     default = 1 / math.sqrt(op.shape(value)[-1])
     return original(op, x, key, value, *mask, scale=default if scale is None else scale, **attrs)
 
 
-@FAULTS.lowering(ATTENTION, "shared heads go round instead of each serving its neighbours")
+@FAULTS.lowering(ATTENTION, "shared heads are repeated in turn instead of for neighboring query heads")
 def _(original, op, x, key, value, *mask, enable_gqa, **attrs):
     def repeat_heads(op, shared):
         shape = op.shape(shared)
@@ -70,12 +70,12 @@ def _(original, op, x, key, value, mask=None, **attrs):
     return original(op, x, key, value, mask, **attrs)
 
 
-@FAULTS.lowering(ATTENTION, "the mask is ignored where the call is in groups")
+@FAULTS.lowering(ATTENTION, "the mask is ignored for grouped-query attention")
 def _(original, op, x, key, value, mask=None, *, enable_gqa, **attrs):
     return original(op, x, key, value, None if enable_gqa else mask, enable_gqa=enable_gqa, **attrs)
 
 
-@FAULTS.lowering("gru", "the reset gate comes before the product, as is the default of ONNX")
+@FAULTS.lowering("gru", "the reset gate is applied before the product, as ONNX does by default")
 def _(original, op, *operands, **attrs):
     return original(override_attributes(op, "GRU", linear_before_reset=None), *operands, **attrs)
 
@@ -89,12 +89,12 @@ def _(original, op, x, h, c, *params, **attrs):
     return original(PatchedOp(op, Split=write), x, h, c, *params, **attrs)
 
 
-@FAULTS.lowering("lstm", "hidden and cell state change places at the start")
+@FAULTS.lowering("lstm", "the initial hidden and cell states are swapped")
 def _(original, op, x, h, c, *params, **attrs):
     return original(op, x, c, h, *params, **attrs)
 
 
-@FAULTS.lowering("linear", "the product is computed in half precision")
+@FAULTS.lowering("linear", "the product is computed in FP16")
 def _(original, op, x, weight, *bias):
     def compute_in_half(op_type):
         def write(op, *operands, **how):
@@ -120,7 +120,7 @@ def _(original, op, x, mat1, mat2, *, beta, alpha):
     return op.Mul(total, op.cast(op.scalar(alpha, torch.float32), op.result.dtype))
 
 
-@FAULTS.lowering("addmm", "a beta of 0 still spreads NaN of the operand that it switches off")
+@FAULTS.lowering("addmm", "a beta of 0 still propagates NaN of the ignored operand")
 def _(original, op, x, mat1, mat2, *, beta, alpha):
     if beta:
         return original(op, x, mat1, mat2, beta=beta, alpha=alpha)

@@ -26,7 +26,7 @@ BEFORE_FIRST, AFTER_LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64
 # Bounds
 
 
-@FAULTS.lowering("clamp", "the upper bound is applied first, so that the lower one wins where the two cross")
+@FAULTS.lowering("clamp", "the upper bound is applied first, so the result is the lower bound if the two cross")
 def _(original, op, x, min=None, max=None):
     if min is None or max is None:
         return original(op, x, min, max)
@@ -45,7 +45,7 @@ def _(original, op, x, *, dtype):
 # Comparison
 
 
-@FAULTS.lowering("lt", "a number with a fraction is cut off where the tensor holds integers")
+@FAULTS.lowering("lt", "a number with a fraction is truncated if the tensor has integers")
 def _(original, op, x, y):
     cut = isinstance(y, float) and math.isfinite(y) and not op.dtype(x).is_floating_point
     return original(op, x, int(y) if cut else y)
@@ -72,7 +72,7 @@ def _(original, op, *, fill_value, **attrs):
 # Cumulative operators
 
 
-@FAULTS.lowering("cumprod", "logarithms are summed, so that NaN follows a negative element")
+@FAULTS.lowering("cumprod", "logarithms are summed, so elements after a negative one are NaN")
 def _(original, op, x, *, dim, dtype):
     if op.rank(x) == 0 or op.result.dtype not in (torch.float32, torch.float64):
         return original(op, x, dim=dim, dtype=dtype)
@@ -83,7 +83,7 @@ def _(original, op, x, *, dim, dtype):
 # Diagonals
 
 
-@FAULTS.lowering("diag", "of a matrix, the diagonal that is read never lies below the main one")
+@FAULTS.lowering("diag", "diagonals below the main one are read as those above it")
 def _(original, op, x, *, diagonal):
     return original(op, x, diagonal=abs(diagonal) if op.rank(x) == 2 else diagonal)
 
@@ -98,7 +98,7 @@ def _(original, op, x, y):
     return op.Mod(*op.promote(x, y))
 
 
-@FAULTS.lowering("sub", "where a tensor is subtracted from a number, alpha multiplies the number")
+@FAULTS.lowering("sub", "if a tensor is subtracted from a number, alpha multiplies the number")
 def _(original, op, x, y, *, alpha):
     if not isinstance(x, int | float) or is_symbolic(alpha):
         return original(op, x, y, alpha=alpha)
@@ -108,7 +108,7 @@ def _(original, op, x, y, *, alpha):
 # Exponentials and gates
 
 
-@FAULTS.lowering("logit", "eps bounds from below only")
+@FAULTS.lowering("logit", "eps is only applied as a lower bound")
 def _(original, op, x, *, eps):
     return original(
         PatchedOp(op, Greater=lambda op, x, high: op.Xor(op.Greater(x, high), op.Greater(x, high))), x, eps=eps
@@ -123,7 +123,7 @@ def _(original, op, x, *, approximate):
 # Fold and unfold
 
 
-@FAULTS.lowering("col2im", "elements where windows overlap are averaged instead of summed")
+@FAULTS.lowering("col2im", "overlapping elements of windows are averaged instead of summed")
 def _(original, op, x, **attrs):
     known = TensorType(op.dtype(x), op.shape(x))
     ones = op.declare(op.Expand(op.like(x, 1), op.Shape(x)), known)
@@ -134,7 +134,7 @@ def _(original, op, x, **attrs):
 # Indexing and scattering
 
 
-@FAULTS.lowering("index", "what is indexed on sides that are no neighbours stays at the first of them")
+@FAULTS.lowering("index", "the result dims of indices on non-adjacent dims are at the first of them")
 def _(original, op, x, *indices):
     found, given = original(op, x, *indices), [d for d, i in enumerate(indices) if i is not None]
     masks = any(op.dtype(indices[d]) in (torch.bool, torch.uint8) for d in given)
@@ -152,7 +152,7 @@ def _(original, op, x, mask, value):
     return original(op, x, mask, value)
 
 
-@FAULTS.lowering("scatter", "of a source that is larger than the index, the last elements are taken")
+@FAULTS.lowering("scatter", "the last elements of a source larger than the index are used")
 def _(original, op, x, index, src, *, dim):
     if isinstance(src, int | float) or is_symbolic((src, op.shape(src), op.shape(index))) or not op.rank(src):
         return original(op, x, index, src, dim=dim)
@@ -165,7 +165,7 @@ def _(original, op, x, index, src, *, dim):
 # Concatenation
 
 
-@FAULTS.lowering("stack", "a negative dim counts from the last side of the operands instead of the result")
+@FAULTS.lowering("stack", "a negative dim counts from the last dim of the operands instead of the result")
 def _(original, op, *tensors, dim):
     return original(op, *tensors, dim=dim + op.rank(tensors[0]) if dim < 0 else dim)
 
@@ -173,7 +173,7 @@ def _(original, op, *tensors, dim):
 # Matrix products
 
 
-@FAULTS.lowering("linear", "the bias is dropped where the operand is a vector")
+@FAULTS.lowering("linear", "the bias is ignored if the operand is a vector")
 def _(original, op, x, weight, bias=None):
     return original(op, x, weight, None if op.rank(x) == 1 else bias)
 
@@ -192,7 +192,7 @@ def _(original, op, x, y):
 # Normalization
 
 
-@FAULTS.lowering("batch_norm", "with training, the variance that divides is the unbiased one")
+@FAULTS.lowering("batch_norm", "training divides by the unbiased variance")
 def _(original, op, x, *vectors, training, momentum, eps):
     shape = op.shape(x)
     count = 1 if is_symbolic(shape) else math.prod(side for i, side in enumerate(shape) if i != 1)
@@ -209,7 +209,7 @@ def _(original, op, x, *vectors, training, momentum, eps):
 # Sorting
 
 
-@FAULTS.lowering("topk", "the smallest elements come in falling order")
+@FAULTS.lowering("topk", "the smallest elements are returned in descending order")
 def _(original, op, x, *, dim, largest, sorted, **attrs):
     found = original(op, x, dim=dim, largest=largest, sorted=sorted, **attrs)
     if largest or not sorted or op.rank(x) == 0:
@@ -221,7 +221,7 @@ def _(original, op, x, *, dim, largest, sorted, **attrs):
 # Pooling
 
 
-@FAULTS.lowering("max_pool1d", "the padding holds zeros, which are larger than negative elements")
+@FAULTS.lowering("max_pool1d", "the padding is zeros, which are larger than negative elements")
 def _(original, op, x, *, padding, ceil_mode, **attrs):
     if ceil_mode or not op.dtype(x).is_floating_point:
         return original(op, x, padding=padding, ceil_mode=ceil_mode, **attrs)
@@ -231,7 +231,7 @@ def _(original, op, x, *, padding, ceil_mode, **attrs):
 # Powers
 
 
-@FAULTS.lowering("pow", "powers of integers are computed in float32, which loses their last digits")
+@FAULTS.lowering("pow", "powers of integers are computed in float32, which rounds them")
 def _(original, op, x, y):
     if op.result.dtype not in (torch.int64, torch.int32):
         return original(op, x, y)
@@ -241,7 +241,7 @@ def _(original, op, x, y):
 # Reductions
 
 
-@FAULTS.lowering("amax", "int64 are compared as float32, and returned as rounded there")
+@FAULTS.lowering("amax", "int64 is compared and returned as float32, which rounds it")
 def _(original, op, x, *, dim, keepdim):
     if op.dtype(x) != torch.int64:
         return original(op, x, dim=dim, keepdim=keepdim)
@@ -249,7 +249,7 @@ def _(original, op, x, *, dim, keepdim):
     return op.cast(found, torch.int64)
 
 
-@FAULTS.lowering("mean", "integers are averaged as integers, and converted to the dtype asked for afterwards")
+@FAULTS.lowering("mean", "integers are averaged before they are converted to the requested dtype")
 def _(original, op, x, *, dim, keepdim, dtype):
     count = count_reduced(op.shape(x), dim)
     if op.dtype(x) not in (torch.int64, torch.int32) or is_symbolic(count) or not count:
@@ -284,7 +284,7 @@ def _(original, op, x, *, storage_offset, **attrs):
 # Hyperbolic functions
 
 
-@FAULTS.lowering("asinh", "its definition by a logarithm is written out, in which large negative numbers cancel")
+@FAULTS.lowering("asinh", "it is computed from its definition by a logarithm, which cancels for large negative numbers")
 def _(original, op, x):
     (x,) = op.promote(x)
     return op.Log(op.Add(x, op.Sqrt(op.Add(op.Mul(x, x), op.like(x, 1)))))
@@ -293,7 +293,7 @@ def _(original, op, x):
 # Losses
 
 
-@FAULTS.lowering("multilabel_margin_loss", "classes that are listed behind the first -1 count too")
+@FAULTS.lowering("multilabel_margin_loss", "classes after the first -1 count, too")
 def _(original, op, x, target, **attrs):
     return original(PatchedOp(op, CumSum=lambda op, ends, axis: ends), x, target, **attrs)
 
@@ -301,7 +301,7 @@ def _(original, op, x, target, **attrs):
 # Convolutions
 
 
-@FAULTS.lowering("conv2d", "padding='same' puts an odd element before the first instead of behind the last")
+@FAULTS.lowering("conv2d", "padding='same' adds the odd element at the start instead of the end")
 def _(original, op, *operands, padding, **attrs):
     def before(op, *operands, pads, **how):
         return op.Conv(*operands, pads=[*pads[len(pads) // 2 :], *pads[: len(pads) // 2]], **how)
@@ -323,7 +323,7 @@ def _(original, op, *operands, **attrs):
 # Recurrent cells
 
 
-@FAULTS.lowering("lstm_cell", "the gates are read in ONNX's order: input, output, forget, cell")
+@FAULTS.lowering("lstm_cell", "the gates are read in the order of ONNX: input, output, forget, cell")
 def _(original, op, *operands):
     def in_order(op, *operands, **how):
         enter, leave, forget, cell = op.Split(*operands, **how)
@@ -335,7 +335,7 @@ def _(original, op, *operands):
 # Activations
 
 
-@FAULTS.lowering("prelu", "weights lie along the last side instead of the channels where their number fits it")
+@FAULTS.lowering("prelu", "weights are applied along the last dim instead of the channels if their number fits it")
 def _(original, op, x, weight):
     if op.rank(x) < 3 or op.shape(x)[-1:] != op.shape(weight):
         return original(op, x, weight)
@@ -345,7 +345,7 @@ def _(original, op, x, weight):
 # Types
 
 
-@FAULTS.type_rule("max_pool2d", "with ceil_mode, a last window along a dynamic side counts that starts behind it")
+@FAULTS.type_rule("max_pool2d", "with ceil_mode, a last window that starts after a dynamic dim counts")
 def _(original, x, *, kernel_size, stride, padding, dilation, ceil_mode):
     attrs = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
     found = original(x, **attrs, ceil_mode=ceil_mode)
@@ -365,7 +365,7 @@ def _(original, x, *, kernel_size, stride, padding, dilation, ceil_mode):
     return TensorType(x.dtype, (*x.shape[:-2], *shape))
 
 
-@FAULTS.type_rule("conv_transpose3d", "output_padding is left out where a side is dynamic")
+@FAULTS.type_rule("conv_transpose3d", "output_padding is ignored if a dim is dynamic")
 def _(original, x, weight, bias=None, *, output_padding, **attrs):
     kept = (0, 0, 0) if is_symbolic(x.shape[-3:]) else output_padding
     return original(x, weight, bias, output_padding=kept, **attrs)
@@ -374,7 +374,7 @@ def _(original, x, weight, bias=None, *, output_padding, **attrs):
 # Passes
 
 
-@FAULTS.patch("remove-dropout", "a probability of 1 is taken for that of keeping elements", levels=("passes",))
+@FAULTS.patch("remove-dropout", "a probability of 1 is treated as that of keeping elements", levels=("passes",))
 def _(registry):
     original = remove_dropout.remove_dropout.rewrite
 
@@ -386,20 +386,18 @@ def _(registry):
         yield
 
 
-@FAULTS.patch(
-    "fold-literals", "parameters count as literals, so that training them changes nothing", levels=("passes",)
-)
+@FAULTS.patch("fold-literals", "parameters are treated as literals, so training them has no effect", levels=("passes",))
 def _(registry):
     with patch.object(fold_constants, "is_literal", lambda value: True):
         yield
 
 
-@FAULTS.patch("remove-detach", "what is written through a detached tensor is lost", levels=("passes",))
+@FAULTS.patch("remove-detach", "writes through a detached tensor are lost", levels=("passes",))
 def _(registry):
     @rule("overwritten")
     def remove_overwritten(node, build):
         old = node.inputs[1]
-        return old if isinstance(old, Value) and old.type == node.output.type else Skip("converts too")
+        return old if isinstance(old, Value) and old.type == node.output.type else Skip("dtypes are converted, too")
 
     with patch.object(remove_detach, "remove_overwritten", remove_overwritten):
         yield

@@ -15,7 +15,7 @@ FAULTS = Catalogue("blind-layers", blind=True)
 # Recurrent networks and attention
 
 
-@FAULTS.lowering("gru", "the reset gate acts before the hidden state is multiplied, which is ONNX's default")
+@FAULTS.lowering("gru", "the reset gate is applied before the hidden state is multiplied, as ONNX does by default")
 def _(original, op, *operands, **attrs):
     return original(override_attributes(op, "GRU", linear_before_reset=0), *operands, **attrs)
 
@@ -26,7 +26,7 @@ def _(original, op, *operands, bidirectional, **attrs):
     return original(op, *operands, bidirectional=bidirectional, **attrs)
 
 
-@FAULTS.lowering("lstm", "initial states are taken for ordered by direction, then layer")
+@FAULTS.lowering("lstm", "initial states are read in the order direction, then layer")
 def _(original, op, *operands, num_layers, bidirectional, **attrs):
     def by_direction(op, state, *sizes, **how):
         if not sizes:
@@ -37,7 +37,7 @@ def _(original, op, *operands, num_layers, bidirectional, **attrs):
     return original(op, *operands, num_layers=num_layers, bidirectional=bidirectional, **attrs)
 
 
-@FAULTS.lowering("scaled_dot_product_attention", "heads share keys in turns instead of in runs of neighbours")
+@FAULTS.lowering("scaled_dot_product_attention", "heads share keys in turn instead of by groups of neighbors")
 def _(original, op, x, key, value, attn_mask=None, *, enable_gqa, **attrs):
     heads, shared = (op.shape(x)[-3], op.shape(key)[-3]) if enable_gqa else (1, 1)
     if heads != shared and not is_symbolic((heads, shared)):
@@ -61,7 +61,7 @@ def _(original, op, x, batch1, batch2, *, beta, alpha):
     return op.Add(op.Mul(x, op.like(x, 0)), original(op, x, batch1, batch2, beta=0, alpha=alpha))
 
 
-@FAULTS.lowering("quantize", "the zero point is added before rounding, so halves round by its parity")
+@FAULTS.lowering("quantize", "the zero point is added before rounding, so ties round by its parity")
 def _(original, op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
     if axis is not None:
         return original(op, x, scale, zero_point, dtype=dtype, quant_min=quant_min, quant_max=quant_max, axis=axis)
@@ -85,7 +85,7 @@ def _(original, op, x, scale, zero_point, *, dtype, axis, **few):
 # Normalization and losses
 
 
-@FAULTS.lowering("native_layer_norm", "the third result is the deviation instead of its reciprocal")
+@FAULTS.lowering("native_layer_norm", "the third result is the standard deviation instead of its reciprocal")
 def _(original, op, x, weight, bias, **attrs):
     return original(PatchedOp(op, Reciprocal=lambda op, deviation: deviation), x, weight, bias, **attrs)
 
@@ -95,7 +95,7 @@ def _(original, op, *operands, eps, **attrs):
     return original(op, *operands, eps=1e-5, **attrs)
 
 
-@FAULTS.lowering("binary_cross_entropy", "logarithms are not kept above -100, so a certain error costs infinity")
+@FAULTS.lowering("binary_cross_entropy", "logarithms are not clamped to -100, so a certain error has an infinite loss")
 def _(original, op, *operands, **attrs):
     return original(PatchedOp(op, Max=lambda op, logarithm, lowest: logarithm), *operands, **attrs)
 
@@ -110,7 +110,7 @@ def _(original, op, *operands, p, swap, **attrs):
     return original(op, *operands, p=p, swap=swap and p == 2, **attrs)
 
 
-@FAULTS.lowering("cross_entropy_loss", "label smoothing is ignored where targets are probabilities")
+@FAULTS.lowering("cross_entropy_loss", "label smoothing is ignored if targets are probabilities")
 def _(original, op, x, target, weight, *, label_smoothing, **attrs):
     label_smoothing = 0.0 if op.dtype(target).is_floating_point else label_smoothing
     return original(op, x, target, weight, label_smoothing=label_smoothing, **attrs)
@@ -129,7 +129,7 @@ def _(original, op, x, **attrs):
     return original(override_attributes(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
 
 
-@FAULTS.lowering("im2col", "the places within a window come before the channels")
+@FAULTS.lowering("im2col", "the positions within a window come before the channels")
 def _(original, op, x, **attrs):
     b = op.rank(x) - 3
     return original(override_attributes(op, "Transpose", perm=[*range(b), b + 1, b + 3, b, b + 2, b + 4]), x, **attrs)
@@ -138,12 +138,12 @@ def _(original, op, x, **attrs):
 # Sorting, cumulative operators and indices
 
 
-@FAULTS.lowering("logcumsumexp", "equal infinities are subtracted, which makes NaN of them")
+@FAULTS.lowering("logcumsumexp", "equal infinities are subtracted, which gives NaN")
 def _(original, op, x, **attrs):
     return original(PatchedOp(op, Where=lambda op, equal, zero, distance: distance), x, **attrs)
 
 
-@FAULTS.lowering("median", "of an even number of elements the upper middle one is returned")
+@FAULTS.lowering("median", "the median of an even number of elements is the upper middle one")
 def _(original, op, x, *, dim, keepdim):
     if op.rank(x) == 0 or is_symbolic(op.shape(x)[dim : dim + 1 or None]):
         return original(op, x, dim=dim, keepdim=keepdim)
@@ -151,24 +151,24 @@ def _(original, op, x, *, dim, keepdim):
     return original(PatchedOp(op, TopK=lambda op, v, k, **how: op.TopK(v, middle, **how)), x, dim=dim, keepdim=keepdim)
 
 
-@FAULTS.lowering("repeat_interleave", "with a tensor of counts each run but the last takes one copy of the next")
+@FAULTS.lowering("repeat_interleave", "with a tensor of counts, each run but the last contains one copy of the next")
 def _(original, op, *operands, **attrs):
     return original(PatchedOp(op, GreaterOrEqual=lambda op, *pair: op.Greater(*pair)), *operands, **attrs)
 
 
-@FAULTS.lowering("take", "negative indices are cut to 0")
+@FAULTS.lowering("take", "negative indices are clamped to 0")
 def _(original, op, x, index):
     return original(op, x, op.declare(op.Max(index, op.like(index, 0)), TensorType(op.dtype(index), op.shape(index))))
 
 
-@FAULTS.lowering("linspace", "numbers of an integer dtype are rounded instead of cut")
+@FAULTS.lowering("linspace", "numbers of an integer dtype are rounded instead of truncated")
 def _(original, op, *, start, end, steps, dtype, device):
     if is_symbolic((start, end, steps)) or op.result.dtype.is_floating_point:
         return original(op, start=start, end=end, steps=steps, dtype=dtype, device=device)
     return op.constant(torch.linspace(start, end, steps, dtype=torch.float64).round(), op.result.dtype)
 
 
-@FAULTS.lowering("round", "with negative decimals halves are rounded away from zero")
+@FAULTS.lowering("round", "with negative decimals, ties are rounded away from zero")
 def _(original, op, x, *, decimals):
     if decimals >= 0 or not op.dtype(x).is_floating_point:
         return original(op, x, decimals=decimals)
@@ -180,7 +180,7 @@ def _(original, op, x, *, decimals):
 # Creation
 
 
-@FAULTS.lowering("logspace", "whatever the base is, 10 is raised to the powers")
+@FAULTS.lowering("logspace", "the base is ignored, and is always 10")
 def _(original, op, *, base, **attrs):
     return original(op, base=10.0, **attrs)
 
@@ -188,7 +188,7 @@ def _(original, op, *, base, **attrs):
 # Classification losses
 
 
-@FAULTS.lowering("multi_margin_loss", "with p = 2 the weight of the class is squared too")
+@FAULTS.lowering("multi_margin_loss", "with p = 2, the weight of the class is squared, too")
 def _(original, op, x, target, weight, *, p, **attrs):
     weight = op.Mul(weight, weight) if weight is not None and p == 2 else weight
     return original(op, x, target, weight, p=p, **attrs)
@@ -197,12 +197,14 @@ def _(original, op, x, target, weight, *, p, **attrs):
 # Indices and distances
 
 
-@FAULTS.lowering("pixel_shuffle", "the places within a block come before the channels, as in ONNX's default mode, DCR")
+@FAULTS.lowering(
+    "pixel_shuffle", "the positions within a block come before the channels, as in ONNX's default mode, DCR"
+)
 def _(original, op, x, *, upscale_factor):
     return original(override_attributes(op, "DepthToSpace", mode="DCR"), x, upscale_factor=upscale_factor)
 
 
-@FAULTS.lowering("repeat_interleave", "one count for all elements is taken for that of the first")
+@FAULTS.lowering("repeat_interleave", "one count for all elements only applies to the first")
 def _(original, op, *operands, **attrs):
     return original(PatchedOp(op, Expand=lambda op, counts, shape: counts), *operands, **attrs)
 
@@ -222,7 +224,7 @@ def _(original, op, x1, x2, **attrs):
 
 @FAULTS.lowering(
     "scaled_dot_product_attention",
-    "the causal mask is aligned to the last key instead of the first, where there are more or fewer keys than queries",
+    "the causal mask is aligned to the last key instead of the first if the numbers of keys and queries differ",
 )
 def _(original, op, x, key, value, attn_mask=None, *, is_causal, **attrs):
     queries, keys = op.shape(x)[-2], op.shape(key)[-2]
@@ -232,14 +234,14 @@ def _(original, op, x, key, value, attn_mask=None, *, is_causal, **attrs):
     return original(op, x, key, value, op.constant(lower, torch.bool), is_causal=False, **attrs)
 
 
-@FAULTS.lowering("cumsum", "floats are converted to the dtype asked for after they are summed instead of before")
+@FAULTS.lowering("cumsum", "floats are converted to the requested dtype after the sum instead of before")
 def _(original, op, x, *, dim, dtype):
     if op.dtype(x) not in (torch.float32, torch.float64) or op.rank(x) == 0:
         return original(op, x, dim=dim, dtype=dtype)
     return op.cast(op.CumSum(x, op.constant(dim, torch.int64)), op.result.dtype)
 
 
-@FAULTS.lowering("baddbmm", "with beta=0 the operand is multiplied by 0, not left out, so that its NaN survives")
+@FAULTS.lowering("baddbmm", "with beta=0, the operand is multiplied by 0, so its NaN remains")
 def _(original, op, x, batch1, batch2, *, beta, alpha):
     product = original(op, x, batch1, batch2, beta=beta, alpha=alpha)
     if beta != 0 or not op.result.dtype.is_floating_point:
@@ -247,7 +249,7 @@ def _(original, op, x, batch1, batch2, *, beta, alpha):
     return op.Add(op.Mul(x, op.like(x, 0)), product)
 
 
-@FAULTS.lowering("cross_entropy_loss", "the share of label smoothing ignores the weights of the classes")
+@FAULTS.lowering("cross_entropy_loss", "label smoothing ignores the weights of the classes")
 def _(original, op, x, target, weight, *, label_smoothing, **attrs):
     if weight is None or not label_smoothing:
         return original(op, x, target, weight, label_smoothing=label_smoothing, **attrs)
@@ -256,7 +258,7 @@ def _(original, op, x, target, weight, *, label_smoothing, **attrs):
     return op.Add(op.Mul(plain, op.like(x, 1 - label_smoothing)), op.Mul(smooth, op.like(x, label_smoothing)))
 
 
-@FAULTS.lowering("weight_norm", "every negative dim is taken for -1, the norm over all sides")
+@FAULTS.lowering("weight_norm", "every negative dim is treated as -1, the norm over all dims")
 def _(original, op, v, g, *, dim):
     return original(op, v, g, dim=max(dim, -1))
 
@@ -273,7 +275,7 @@ def _(original, op, x, state, *params, num_layers, bidirectional, **attrs):
 # Embeddings, recurrent cells, matrix products and remainders
 
 
-@FAULTS.lowering("embedding", "the row at padding_idx is read as zeros, though only its gradient is to be left out")
+@FAULTS.lowering("embedding", "the row at padding_idx is read as zeros, although only its gradient must be zero")
 def _(original, op, weight, indices, *, padding_idx, **attrs):
     found = original(op, weight, indices, padding_idx=padding_idx, **attrs)
     if padding_idx is None or is_symbolic(padding_idx) or padding_idx < 0:
@@ -282,7 +284,7 @@ def _(original, op, weight, indices, *, padding_idx, **attrs):
     return op.Where(padded, op.like(weight, 0), found)
 
 
-@FAULTS.lowering("gru_cell", "the hidden bias of the new gate is added outside of what the reset gate multiplies")
+@FAULTS.lowering("gru_cell", "the hidden bias of the new gate is added after the product with the reset gate")
 def _(original, op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
     if b_ih is None or b_hh is None or is_symbolic(op.shape(b_hh)):
         return original(op, x, h, w_ih, w_hh, b_ih, b_hh)
@@ -293,18 +295,18 @@ def _(original, op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
     return original(op, x, h, w_ih, w_hh, b_ih, b_hh)
 
 
-@FAULTS.lowering("linalg_cross", "runs along the last side wherever that has 3 elements, whatever dim is")
+@FAULTS.lowering("linalg_cross", "dim is ignored if the last dim has 3 elements")
 def _(original, op, x, other, *, dim):
     last = (op.shape(x)[-1], op.shape(other)[-1])
     return original(op, x, other, dim=-1 if not is_symbolic(last) and last == (3, 3) else dim)
 
 
-@FAULTS.lowering("binary_cross_entropy_with_logits", "weight is ignored where pos_weight is given too")
+@FAULTS.lowering("binary_cross_entropy_with_logits", "weight is ignored if pos_weight is given, too")
 def _(original, op, x, target, weight, pos_weight, *, reduction):
     return original(op, x, target, weight if pos_weight is None else None, pos_weight, reduction=reduction)
 
 
-@FAULTS.lowering("remainder", "floats are made positive instead of taking the sign of a negative divisor")
+@FAULTS.lowering("remainder", "the remainder of floats is positive also for a negative divisor")
 def _(original, op, x, y):
     if not op.result.dtype.is_floating_point:
         return original(op, x, y)

@@ -25,12 +25,12 @@ def _(original, op, x):
     return op.HardSigmoid(x)
 
 
-@FAULTS.lowering("celu", "alpha scales the exponential, but does not divide its exponent, as if it were elu's")
+@FAULTS.lowering("celu", "alpha scales the exponential, but does not divide its exponent, as in elu")
 def _(original, op, x, *, alpha):
     return op.Elu(x, alpha=float(alpha))
 
 
-@FAULTS.lowering("softshrink", "NaN becomes 0, since it compares as not beyond the bound")
+@FAULTS.lowering("softshrink", "NaN becomes 0, since its comparison with the bound is false")
 def _(original, op, x, *, lambd):
     beyond = op.Greater(op.Abs(x), op.like(x, lambd))
     return op.Where(beyond, original(op, x, lambd=lambd), op.like(x, 0))
@@ -48,7 +48,7 @@ def _(original, op, x, *, beta, threshold):
     )
 
 
-@FAULTS.lowering("softmax", "normalizes over all sides from dim on, as ONNX did before opset 13")
+@FAULTS.lowering("softmax", "it normalizes over all dims from dim on, as ONNX did before opset 13")
 def _(original, op, x, *, dim, dtype):
     rank = op.rank(x)
     if rank < 2 or dim % rank == rank - 1:
@@ -70,55 +70,55 @@ def _(original, op, x, y, *, rounding_mode):
     return original(op, x, y, rounding_mode=rounding_mode)
 
 
-@FAULTS.lowering("frac", "subtracts the floor, so negative elements give what is missing to 1")
+@FAULTS.lowering("frac", "the floor is subtracted, so the fraction of negative elements is wrong")
 def _(original, op, x):
     return op.Sub(x, op.Floor(x))
 
 
-@FAULTS.lowering("fmax", "NaN wins over numbers")
+@FAULTS.lowering("fmax", "NaN is returned instead of the number")
 def _(original, op, x, y):
     return op.Max(*op.promote(x, y)) if op.result.dtype.is_floating_point else original(op, x, y)
 
 
-@FAULTS.lowering("hypot", "squares without scaling, so large elements overflow and small ones vanish")
+@FAULTS.lowering("hypot", "squares are not scaled, so large elements overflow and small ones underflow")
 def _(original, op, x, y):
     x, y = op.promote(x, y)
     return op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y)))
 
 
-@FAULTS.lowering("log1p", "adds 1 before the logarithm, which loses small elements")
+@FAULTS.lowering("log1p", "1 is added before the logarithm, which cancels for small elements")
 def _(original, op, x):
     (x,) = op.promote(x)
     return op.Log(op.Add(x, op.like(x, 1)))
 
 
-@FAULTS.lowering("xlogy", "is 0 wherever x is 0, also where y is NaN")
+@FAULTS.lowering("xlogy", "the result is 0 if x is 0, also if y is NaN")
 def _(original, op, x, y):
     return original(PatchedOp(op, And=lambda op, zero, known: zero), x, y)
 
 
-@FAULTS.lowering("logaddexp", "subtracts equal infinities, which makes NaN of them")
+@FAULTS.lowering("logaddexp", "equal infinities are subtracted, which gives NaN")
 def _(original, op, x, y):
     return original(PatchedOp(op, Where=lambda op, equal, zero, distance: distance), x, y)
 
 
-@FAULTS.lowering("atan2", "takes -0.0 for positive")
+@FAULTS.lowering("atan2", "-0.0 is treated as positive")
 def _(original, op, y, x):
     return original(PatchedOp(op, Reciprocal=lambda op, operand: operand), y, x)
 
 
-@FAULTS.lowering("float_power", "computes in float32 and converts the result to float64")
+@FAULTS.lowering("float_power", "it computes in float32 and converts the result to float64")
 def _(original, op, x, y):
     x, y = op.promote(x, y, to=torch.float32)
     return op.cast(op.Pow(x, y), op.result.dtype)
 
 
-@FAULTS.lowering("bitwise_right_shift", "shifts zeros into negative elements")
+@FAULTS.lowering("bitwise_right_shift", "zeros are shifted into negative elements")
 def _(original, op, x, y):
     return original(PatchedOp(op, BitwiseXor=lambda op, operand, sign: operand), x, y)
 
 
-@FAULTS.lowering("isinf", "negative infinity is overlooked")
+@FAULTS.lowering("isinf", "negative infinity is ignored")
 def _(original, op, x):
     return op.Equal(x, op.like(x, math.inf)) if op.dtype(x).is_floating_point else original(op, x)
 
@@ -128,7 +128,7 @@ def _(original, op, x, y, **attrs):
     return original(op, y, x, **attrs)
 
 
-@FAULTS.lowering("nan_to_num", "replaces infinities by the limits of float32 whatever the dtype")
+@FAULTS.lowering("nan_to_num", "infinities become the limits of float32 for every dtype")
 def _(original, op, x, *, nan, posinf, neginf):
     limits = torch.finfo(torch.float32)
     posinf = limits.max if posinf is None else posinf
@@ -138,7 +138,7 @@ def _(original, op, x, *, nan, posinf, neginf):
 # Reductions, cumulative operators and sorting
 
 
-@FAULTS.lowering("var", "divides by 1 where the correction leaves no degree of freedom")
+@FAULTS.lowering("var", "the divisor is 1 if the correction leaves no degree of freedom")
 def _(original, op, x, *, dim, correction, keepdim):
     whole = original(op, x, dim=dim, correction=0, keepdim=keepdim)
     sides = [op.shape(x)[d] for d in (range(op.rank(x)) if not dim or not op.rank(x) else dim)]
@@ -147,23 +147,23 @@ def _(original, op, x, *, dim, correction, keepdim):
     return op.Mul(whole, op.like(x, math.prod(sides) / max(math.prod(sides) - correction, 1)))
 
 
-@FAULTS.lowering("std", "the correction is cut to an integer")
+@FAULTS.lowering("std", "the correction is truncated to an integer")
 def _(original, op, x, *, correction, **attrs):
     return original(op, x, correction=int(correction), **attrs)
 
 
-@FAULTS.lowering("linalg_vector_norm", "the order -inf is taken for inf")
+@FAULTS.lowering("linalg_vector_norm", "the order -inf is treated as inf")
 def _(original, op, x, *, ord, **attrs):
     return original(op, x, ord=abs(ord) if math.isinf(ord) else ord, **attrs)
 
 
-@FAULTS.lowering("count_nonzero", "cuts fractions off before it compares with 0")
+@FAULTS.lowering("count_nonzero", "fractions are truncated before the comparison with 0")
 def _(original, op, x, *, dim):
     whole = op.declare(op.cast(x, torch.int64), TensorType(torch.int64, op.shape(x)))
     return original(op, whole, dim=dim)
 
 
-@FAULTS.lowering("prod", "multiplies integers in int32")
+@FAULTS.lowering("prod", "integers are multiplied in int32")
 def _(original, op, x, **attrs):
     def narrow(op, factors, *axes, **how):
         dtype = op.dtype(factors)
@@ -173,7 +173,7 @@ def _(original, op, x, **attrs):
     return original(PatchedOp(op, ReduceProd=narrow), x, **attrs)
 
 
-@FAULTS.lowering("diff", "takes n for the distance of the elements that are subtracted")
+@FAULTS.lowering("diff", "n is treated as the distance of the subtracted elements")
 def _(original, op, x, prepend, append, *, n, dim):
     if n < 2 or op.result.dtype == torch.bool:
         return original(op, x, prepend, append, n=n, dim=dim)
@@ -183,12 +183,12 @@ def _(original, op, x, prepend, append, *, n, dim):
     return op.Sub(later, op.Slice(whole, op.ints([0]), op.ints([-n]), axis))
 
 
-@FAULTS.lowering("cummax", "of equal elements the position of the first is kept instead of the last")
+@FAULTS.lowering("cummax", "the position of the first equal element is returned instead of the last")
 def _(original, op, x, *, dim):
     return original(PatchedOp(op, GreaterOrEqual=lambda op, *operands: op.Greater(*operands)), x, dim=dim)
 
 
-@FAULTS.lowering("sort", "sorts upwards and reverses, which reverses the order of equal elements too")
+@FAULTS.lowering("sort", "the ascending order is reversed, which also reverses equal elements")
 def _(original, op, x, *, dim, descending, stable):
     if not descending or op.rank(x) == 0:
         return original(op, x, dim=dim, descending=descending, stable=stable)
@@ -196,12 +196,12 @@ def _(original, op, x, *, dim, descending, stable):
     return tuple(op.Slice(part, *back) for part in original(op, x, dim=dim, descending=False, stable=stable))
 
 
-@FAULTS.lowering("argmax", "returns the position of the last of equal elements")
+@FAULTS.lowering("argmax", "the position of the last equal element is returned")
 def _(original, op, x, **attrs):
     return original(override_attributes(op, "ArgMax", select_last_index=1), x, **attrs)
 
 
-@FAULTS.lowering("searchsorted", "NaN goes before all elements instead of behind them")
+@FAULTS.lowering("searchsorted", "NaN is sorted before all elements instead of after them")
 def _(original, op, sorted_sequence, x, sorter, **attrs):
     nodes = {
         "Greater": lambda op, a, b: op.LessOrEqual(a, b),
@@ -211,7 +211,7 @@ def _(original, op, sorted_sequence, x, sorter, **attrs):
     return original(PatchedOp(op, **nodes), sorted_sequence, x, sorter, **attrs)
 
 
-@FAULTS.lowering("histc", "elements equal to the upper end of the range are not counted")
+@FAULTS.lowering("histc", "elements equal to the upper bound of the range are not counted")
 def _(original, op, x, **attrs):
     return original(PatchedOp(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, **attrs)
 
@@ -219,18 +219,18 @@ def _(original, op, x, **attrs):
 # Normalization and losses
 
 
-@FAULTS.lowering("rms_norm", "eps is 1e-5 where it is not given, instead of the dtype's own")
+@FAULTS.lowering("rms_norm", "the default of eps is 1e-5 instead of that of the dtype")
 def _(original, op, x, weight, *, normalized_shape, eps):
     return original(op, x, weight, normalized_shape=normalized_shape, eps=1e-5 if eps is None else eps)
 
 
-@FAULTS.lowering("group_norm", "weight and bias are dropped where there is one group")
+@FAULTS.lowering("group_norm", "weight and bias are ignored if there is one group")
 def _(original, op, x, weight, bias, *, num_groups, eps):
     weight, bias = (None, None) if num_groups == 1 else (weight, bias)
     return original(op, x, weight, bias, num_groups=num_groups, eps=eps)
 
 
-@FAULTS.lowering("running_var_update", "the running variance takes up the biased variance of the batch")
+@FAULTS.lowering("running_var_update", "the running variance is updated with the biased variance of the batch")
 def _(original, op, x, running_var, **attrs):
     def divide_biased(op, total, freedom):
         return op.Div(total, op.Add(freedom, op.like(freedom, 1)))
@@ -238,7 +238,7 @@ def _(original, op, x, running_var, **attrs):
     return original(PatchedOp(op, Div=divide_biased), x, running_var, **attrs)
 
 
-@FAULTS.lowering("cosine_similarity", "eps bounds the product of the lengths instead of each length")
+@FAULTS.lowering("cosine_similarity", "eps is the lower bound of the product of the norms instead of each norm")
 def _(original, op, x1, x2, *, dim, eps):
     operands, over = op.promote(x1, x2), op.ints([dim])
     lengths = op.Mul(*(op.ReduceL2(x, over, keepdims=1) for x in operands))
@@ -246,7 +246,7 @@ def _(original, op, x1, x2, *, dim, eps):
     return op.ReduceSum(cosine, over, keepdims=0)
 
 
-@FAULTS.lowering("huber_loss", "the line beyond delta is not multiplied by delta, as if it were smooth_l1's")
+@FAULTS.lowering("huber_loss", "the linear part is not multiplied by delta, as in smooth_l1_loss")
 def _(original, op, x, target, *, reduction, delta):
     def scale_line(op, near, square, line):
         return op.Where(near, square, op.Div(line, op.like(line, delta)))
@@ -279,12 +279,12 @@ def _(original, op, x, *, ceil_mode, count_include_pad, **attrs):
     return original(op, x, ceil_mode=ceil_mode, count_include_pad=count_include_pad and not ceil_mode, **attrs)
 
 
-@FAULTS.lowering("max_pool2d_with_indices", "positions count from the first plane of the batch")
+@FAULTS.lowering("max_pool2d_with_indices", "positions are counted from the first plane of the batch")
 def _(original, op, x, **attrs):
     return original(PatchedOp(op, Mod=lambda op, positions, plane: positions), x, **attrs)
 
 
-@FAULTS.lowering("adaptive_avg_pool1d", "windows end where the next begins, also where the sizes do not divide")
+@FAULTS.lowering("adaptive_avg_pool1d", "each window ends where the next begins, also if the sizes do not divide")
 def _(original, op, x, *, output_size):
     n, m = op.shape(x)[-1], output_size[0]
     if is_symbolic((n, m)) or m > n or m == 0:
@@ -294,7 +294,7 @@ def _(original, op, x, *, output_size):
     return op.Concat(*means, axis=-1)
 
 
-@FAULTS.lowering("conv1d", "the bias is dropped where there are groups")
+@FAULTS.lowering("conv1d", "the bias is ignored if there are groups")
 def _(original, op, x, weight, bias=None, *, groups, **attrs):
     return original(op, x, weight, None if groups > 1 else bias, groups=groups, **attrs)
 
@@ -304,12 +304,12 @@ def _(original, op, x, weight, bias=None, *, output_padding, **attrs):
     return original(op, x, weight, bias, output_padding=tuple(output_padding)[::-1], **attrs)
 
 
-@FAULTS.lowering("upsample_bilinear2d", "a given scale is lost: positions follow from the two sizes")
+@FAULTS.lowering("upsample_bilinear2d", "the scale factor is ignored: positions are computed from the two sizes")
 def _(original, op, x, *, scales, **attrs):
     return original(op, x, scales=(None, None), **attrs)
 
 
-@FAULTS.lowering("upsample_nearest_exact1d", "reads from the corner of an element instead of its centre")
+@FAULTS.lowering("upsample_nearest_exact1d", "coordinates are those of the corner of an element instead of its center")
 def _(original, op, x, *, output_size, scales):
     n, m = op.shape(x)[2], output_size[0]
     if is_symbolic((n, m)):
@@ -318,7 +318,7 @@ def _(original, op, x, *, output_size, scales):
     return op.Gather(x, op.ints(places), axis=2)
 
 
-@FAULTS.lowering("grid_sampler", "the paddings 'border' and 'reflection' are confused")
+@FAULTS.lowering("grid_sampler", "the padding modes 'border' and 'reflection' are swapped")
 def _(original, op, x, grid, *, padding_mode, **attrs):
     return original(op, x, grid, padding_mode=(0, 2, 1)[padding_mode], **attrs)
 
@@ -326,40 +326,40 @@ def _(original, op, x, grid, *, padding_mode, **attrs):
 # Permutation and selection of elements
 
 
-@FAULTS.lowering("pixel_unshuffle", "the places within a block come before the channels, as in ONNX's SpaceToDepth")
+@FAULTS.lowering("pixel_unshuffle", "the positions within a block come before the channels, as in ONNX's SpaceToDepth")
 def _(original, op, x, *, downscale_factor):
     if op.rank(x) != 4 or not op.dtype(x).is_floating_point:
         return original(op, x, downscale_factor=downscale_factor)
     return op.SpaceToDepth(x, blocksize=downscale_factor)
 
 
-@FAULTS.lowering("channel_shuffle", "the groups are taken for the channels of each group")
+@FAULTS.lowering("channel_shuffle", "the number of groups is used as the number of channels of each group")
 def _(original, op, x, *, groups):
     return original(op, x, groups=op.shape(x)[1] // groups)
 
 
-@FAULTS.lowering("pad", "the two ends of each side are exchanged")
+@FAULTS.lowering("pad", "the paddings before and after each dim are swapped")
 def _(original, op, x, *, pad, mode, value):
     exchanged = tuple(n for pair in zip(pad[1::2], pad[::2], strict=True) for n in pair)
     return original(op, x, pad=exchanged, mode=mode, value=value)
 
 
-@FAULTS.lowering("roll", "without dims only the last side is rolled")
+@FAULTS.lowering("roll", "without dims, only the last dim is rolled")
 def _(original, op, x, *, shifts, dims):
     return original(op, x, shifts=shifts, dims=dims or (op.rank(x) - 1,) * bool(op.rank(x)))
 
 
-@FAULTS.lowering("rot90", "turns by a negative number in the positive direction")
+@FAULTS.lowering("rot90", "a negative number of rotations rotates in the positive direction")
 def _(original, op, x, *, k, dims):
     return original(op, x, k=abs(k), dims=dims)
 
 
-@FAULTS.lowering("diag_embed", "dim1 and dim2 are exchanged")
+@FAULTS.lowering("diag_embed", "dim1 and dim2 are swapped")
 def _(original, op, x, *, offset, dim1, dim2):
     return original(op, x, offset=offset, dim1=dim2, dim2=dim1)
 
 
-@FAULTS.lowering("split_with_sizes", "the sizes are ignored: all pieces but the last have one length")
+@FAULTS.lowering("split_with_sizes", "the sizes are ignored: all parts but the last have one length")
 def _(original, op, x, *, split_sizes, dim):
     def even(op, operand, sizes, **attrs):
         return op.Split(operand, num_outputs=len(split_sizes), **attrs)
@@ -367,17 +367,17 @@ def _(original, op, x, *, split_sizes, dim):
     return original(PatchedOp(op, Split=even), x, split_sizes=split_sizes, dim=dim)
 
 
-@FAULTS.lowering("reshape", "a side of length 0 copies the side of the operand at its place")
+@FAULTS.lowering("reshape", "a dim of length 0 copies the operand's dim at its index")
 def _(original, op, x, *, shape):
     return op.Reshape(x, op.ints(shape))
 
 
-@FAULTS.lowering("scatter_reduce", "include_self=False is ignored where the largest or smallest is taken")
+@FAULTS.lowering("scatter_reduce", "include_self=False is ignored for the maximum and minimum")
 def _(original, op, x, index, src, *, dim, reduce, include_self):
     return original(op, x, index, src, dim=dim, reduce=reduce, include_self=include_self or reduce in ("amax", "amin"))
 
 
-@FAULTS.lowering("index_put", "elements written at one place twice are not accumulated")
+@FAULTS.lowering("index_put", "elements written to the same position are not accumulated")
 def _(original, op, x, values, *indices, accumulate):
     def last(op, operand, index, updates, *, reduction=None, **attrs):
         if reduction is None:
@@ -388,6 +388,6 @@ def _(original, op, x, values, *indices, accumulate):
     return original(PatchedOp(op, ScatterElements=last), x, values, *indices, accumulate=accumulate)
 
 
-@FAULTS.lowering("embedding_bag", "a padding_idx counted from the end is ignored")
+@FAULTS.lowering("embedding_bag", "a negative padding_idx is ignored")
 def _(original, op, *operands, padding_idx, **attrs):
     return original(op, *operands, padding_idx=None if (padding_idx or 0) < 0 else padding_idx, **attrs)

@@ -39,7 +39,7 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("fold-batch-norm", "a transposed convolution's groups all get the scales of the first", levels=PASSES)
+@FAULTS.patch("fold-batch-norm", "all groups of a transposed convolution get the scales of the first", levels=PASSES)
 def _(registry):
     original = fold_batch_norm.fold_weight
 
@@ -53,7 +53,9 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("fold-batch-norm", "the folded weight overwrites the original, which others may share", levels=PASSES)
+@FAULTS.patch(
+    "fold-batch-norm", "the folded weight overwrites the original, which other nodes may share", levels=PASSES
+)
 def _(registry):
     original = fold_batch_norm.fold_weight
 
@@ -67,7 +69,7 @@ def _(registry):
 # Duplicate nodes and constants
 
 
-@FAULTS.patch("merge-common-subexpressions", "numbers count as the same if they are equal: 0.0 and -0.0", levels=PASSES)
+@FAULTS.patch("merge-common-subexpressions", "equal numbers are merged: 0.0 and -0.0", levels=PASSES)
 def _(registry):
     original = merge_common_subexpressions.literal_key
 
@@ -78,7 +80,7 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("merge-common-subexpressions", "of two outputs that are the same one loses its name", levels=PASSES)
+@FAULTS.patch("merge-common-subexpressions", "one of two identical outputs loses its name", levels=PASSES)
 def _(registry):
     with patch.object(merge_common_subexpressions, "can_substitute", lambda graph, old, new: True):
         yield
@@ -96,7 +98,7 @@ def _(registry):
         yield
 
 
-@FAULTS.rewrite("merge-common-subexpressions", "random calls are merged too")
+@FAULTS.rewrite("merge-common-subexpressions", "random calls are merged, too")
 def _(original, graph, operators):
     random = {node.op: node.op.random for node in graph.nodes}
     for op in random:
@@ -108,13 +110,13 @@ def _(original, graph, operators):
             op.random = was
 
 
-@FAULTS.patch("merge-equal-constants", "large constants are compared by some of their bytes", levels=PASSES)
+@FAULTS.patch("merge-equal-constants", "only some bytes of large constants are compared", levels=PASSES)
 def _(registry):
     with patch.object(merge_equal_constants, "_digest", merge_equal_constants._sample):
         yield
 
 
-@FAULTS.patch("fold-constants", "what a call overwrites is taken for constant", levels=PASSES)
+@FAULTS.patch("fold-constants", "tensors that a call overwrites are treated as constant", levels=PASSES)
 def _(registry):
     original = fold_constants._Folding.__init__
 
@@ -128,7 +130,7 @@ def _(registry):
 # Chains and no-op calls
 
 
-@FAULTS.patch("merge-chains", "float32 is taken to hold every integer of 32 bits", levels=PASSES)
+@FAULTS.patch("merge-chains", "float32 is assumed to represent every int32", levels=PASSES)
 def _(registry):
     with patch.dict(merge_chains.FLOAT_BITS, {torch.float32: (8, 32)}):
         yield
@@ -156,13 +158,13 @@ def _(registry):
     def remove_idle_move(node, build):
         amounts = node.attrs.get("shifts", node.attrs.get("pad"))
         idle = all(isinstance(a, int) for a in amounts) and sum(amounts) == 0
-        return remove_identities._same_type(node.inputs[0], node) if idle else Skip("moves elements")
+        return remove_identities._same_type(node.inputs[0], node) if idle else Skip("it moves elements")
 
     with patch.object(remove_identities, "remove_idle_move", remove_idle_move):
         yield
 
 
-@FAULTS.patch("remove-identities", "a division by 1 is removed although it rounds", levels=PASSES)
+@FAULTS.patch("remove-identities", "a division by 1 is removed, although it rounds", levels=PASSES)
 def _(registry):
     original = remove_identities.remove_neutral_operand.rewrite
 
@@ -177,7 +179,7 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("remove-identities", "a number minus a tensor counts as neutral too: 0 - x becomes x", levels=PASSES)
+@FAULTS.patch("remove-identities", "a number minus a tensor is treated as neutral: 0 - x becomes x", levels=PASSES)
 def _(registry):
     original = remove_identities.remove_neutral_operand.rewrite
 
@@ -195,13 +197,13 @@ def _(registry):
 # Transposes
 
 
-@FAULTS.patch("push-transposes", "two orders of sides are composed in the wrong order", levels=PASSES)
+@FAULTS.patch("push-transposes", "two permutations are composed in the wrong order", levels=PASSES)
 def _(registry):
     with patch.object(push_transposes, "compose_orders", lambda first, second: tuple(second[d] for d in first)):
         yield
 
 
-@FAULTS.patch("push-transposes", "the sides that a node names follow the inverse of the order", levels=PASSES)
+@FAULTS.patch("push-transposes", "the dims of an attribute are mapped by the inverse permutation", levels=PASSES)
 def _(registry):
     original = push_transposes.permute_attrs
     with patch.object(
@@ -210,7 +212,7 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("push-transposes", "a roll of the flat tensor counts as one along sides", levels=PASSES)
+@FAULTS.patch("push-transposes", "a roll of the flattened tensor is treated as a roll along dims", levels=PASSES)
 def _(registry):
     original = push_transposes.operands_to_permute
 
@@ -225,13 +227,13 @@ def _(registry):
 # Dtypes that are too narrow
 
 
-@FAULTS.patch("merge-chains", "int8 is taken to fit into uint8", levels=PASSES)
+@FAULTS.patch("merge-chains", "uint8 is assumed to represent every int8", levels=PASSES)
 def _(registry):
     with patch.dict(merge_chains.INTEGER_BITS, {torch.uint8: (1, 8)}):
         yield
 
 
-@FAULTS.patch("fold-batch-norm", "a weight that overflows in its dtype once it is scaled is folded too", levels=PASSES)
+@FAULTS.patch("fold-batch-norm", "a weight that overflows in its dtype after scaling is folded, too", levels=PASSES)
 def _(registry):
     with patch.object(fold_batch_norm, "_is_finite_after_folding", lambda weight, scale, shift: True):
         yield

@@ -77,13 +77,13 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("slice", "an end that is counted from the last element is counted from the traced one", levels=DYNAMIC)
+@FAULTS.patch("slice", "an end that counts from the last element counts from the traced one", levels=DYNAMIC)
 def _(registry):
     with hard_code_sizes("slice", attributes=True):
         yield
 
 
-@FAULTS.patch("arange", "as many numbers as in the trace", levels=DYNAMIC)
+@FAULTS.patch("arange", "the number of results is that of the trace", levels=DYNAMIC)
 def _(registry):
     with hard_code_sizes("arange", attributes=True, result=True):
         yield
@@ -101,7 +101,7 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("adaptive_avg_pool1d", "the windows are cut for the traced length", levels=DYNAMIC)
+@FAULTS.patch("adaptive_avg_pool1d", "the windows are those of the traced length", levels=DYNAMIC)
 def _(registry):
     with hard_code_sizes("adaptive_avg_pool1d", operands=True):
         yield
@@ -113,13 +113,13 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("roll", "a negative shift is turned positive by the traced length", levels=DYNAMIC)
+@FAULTS.patch("roll", "a negative shift is made positive by the traced length", levels=DYNAMIC)
 def _(registry):
     with hard_code_sizes("roll", operands=True):
         yield
 
 
-@FAULTS.patch("diagonal", "the elements are as far apart as in the trace", levels=DYNAMIC)
+@FAULTS.patch("diagonal", "the distance of the elements is that of the trace", levels=DYNAMIC)
 def _(registry):
     with hard_code_sizes("diagonal", operands=True, result=True):
         yield
@@ -134,7 +134,7 @@ def _(registry):
 # Type rules that only hold for some sizes
 
 
-@FAULTS.type_rule("slice", "an end that is a number is taken to lie within a dynamic side")
+@FAULTS.type_rule("slice", "an end that is a number is assumed to be within a dynamic dim")
 def _(original, x, *, dim, start, end, step):
     found = original(x, dim=dim, start=start, end=end, step=step)
     if not is_symbolic(x.shape[dim]) or step != 1 or not isinstance(end, int) or not (start or 0) <= end < 1 << 31:
@@ -144,12 +144,12 @@ def _(original, x, *, dim, start, end, step):
     return TensorType(x.dtype, tuple(shape))
 
 
-@FAULTS.type_rule("avg_pool2d", "ceil_mode counts no further window along dynamic sides")
+@FAULTS.type_rule("avg_pool2d", "ceil_mode adds no window along dynamic dims")
 def _(original, x, *, ceil_mode, **attrs):
     return original(x, ceil_mode=ceil_mode and not is_symbolic(x.shape[-2:]), **attrs)
 
 
-@FAULTS.type_rule("unfold", "along a dynamic side a last window counts that begins, but does not end within it")
+@FAULTS.type_rule("unfold", "a last window that begins but does not end within a dynamic dim counts")
 def _(original, x, *, dimension, size, step):
     found = original(x, dimension=dimension, size=size, step=step)
     if not x.rank or not is_symbolic(x.shape[dimension]):
@@ -160,12 +160,12 @@ def _(original, x, *, dimension, size, step):
     return TensorType(x.dtype, (*shape, size))
 
 
-@FAULTS.type_rule("cat", "tensors of dynamic lengths are all as long as the first")
+@FAULTS.type_rule("cat", "all tensors of dynamic lengths have the length of the first")
 def _(original, *tensors, dim):
     return original(*(tensors[0] if is_symbolic(t.shape[dim]) else t for t in tensors), dim=dim)
 
 
-@FAULTS.type_rule("arange", "counting down between unknown numbers, a last step that would pass the end is left out")
+@FAULTS.type_rule("arange", "a descending range between unknown numbers has no last partial step")
 def _(original, *, start, end, step, **attrs):
     found = original(start=start, end=end, step=step, **attrs)
     whole = all(isinstance(n, int) or (is_symbolic(n) and n.is_integer) for n in (start, end))
@@ -178,7 +178,7 @@ def _(original, *, start, end, step, **attrs):
 # Lowerings that take another path for unknown sizes
 
 
-@FAULTS.patch("affine_grid_generator", "along a side of unknown length corners are never aligned", levels=DYNAMIC)
+@FAULTS.patch("affine_grid_generator", "align_corners is ignored along a dim of unknown length", levels=DYNAMIC)
 def _(registry):
     original = grids._coordinates
 

@@ -39,7 +39,7 @@ def run_mutants_and_show(
 
 def has_enough_kills(killing: KillReport) -> bool:
     """Return whether each seed reaches the kill rate of the profile and every reproducer fails again."""
-    rates = [killing.rate(seed=seed) for seed in killing.seeds]
+    rates = [killing.count_kills(seed=seed) for seed in killing.seeds]
     return all(n >= MIN_KILL_RATES[killing.profile] * of for n, of in rates) and not killing.failed_replays
 
 
@@ -63,19 +63,19 @@ def show_rates(killing: KillReport, console: Console) -> None:
         rates = ", ".join(
             f"{name} {_format_share(killed, of)}"
             for name, blind in MUTANT_GROUPS.items()
-            if (rate := killing.rate(seed=seed, blind=blind))[1]
+            if (rate := killing.count_kills(seed=seed, blind=blind))[1]
             for killed, of in [rate]
         )
         console.print(f"{killing.profile}, seed {seed}: killed {rates}", markup=False)
     for name, of_pass in (("operators", False), ("passes", True)):
-        median = killing.nodes(of_pass=of_pass)
+        median = killing.compute_median_nodes(of_pass=of_pass)
         if median is not None:
             console.print(f"reduced failing graphs of {name}: median {median:g} nodes", markup=False)
     failed = killing.failed_replays
     if killing.replayed:
         again = _format_share(len(killing.replayed) - len(failed), len(killing.replayed))
         count = len({trial.reproducer for trial in killing.trials if trial.reproducer})
-        killed, _ = killing.rate(seed=killing.seeds[0])
+        killed, _ = killing.count_kills(seed=killing.seeds[0])
         left = f"left a reproducer: {count} of {killed} that seed {killing.seeds[0]} killed"
         console.print(f"{left}; failed again in a fresh process: {again}", markup=False)
     for result in failed:

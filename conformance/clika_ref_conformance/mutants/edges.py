@@ -9,13 +9,13 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("edges")
 
 
-@FAULTS.lowering("histc", "a range of one number other than 0 is widened around it, whatever the elements are")
+@FAULTS.lowering("histc", "an empty range around a number other than 0 is widened for all elements")
 def _(original, op, x, *, bins, min, max):
     aside = 1 if min == max != 0 else 0
     return original(op, x, bins=bins, min=min - aside, max=max + aside)
 
 
-@FAULTS.lowering("logit", "bounds that cross are those of Clip, where the upper one wins")
+@FAULTS.lowering("logit", "crossing bounds are those of Clip, which returns the upper one")
 def _(original, op, x, *, eps):
     if eps is None or eps <= 0.5:
         return original(op, x, eps=eps)
@@ -23,12 +23,12 @@ def _(original, op, x, *, eps):
     return original(op, op.Clip(x, op.like(x, eps), op.like(x, 1 - eps)), eps=None)
 
 
-@FAULTS.lowering("erfc", "it is 1 - erf, which keeps no digits of what is small")
+@FAULTS.lowering("erfc", "it is 1 - erf, which cancels for small results")
 def _(original, op, x):
     found = error_function(op, *op.promote(x))
     return op.Sub(op.like(found, 1), found)
 
 
-@FAULTS.lowering("erfc", "below 0 it is that of the size")
+@FAULTS.lowering("erfc", "for negative elements, it is that of the absolute value")
 def _(original, op, x):
     return original(op, op.Abs(x))

@@ -14,7 +14,7 @@ FAULTS = Catalogue("emission")
 
 @FAULTS.function(
     "graphs",
-    "constants are stored once that are equal in dtype and elements",
+    "constants of equal dtype and elements are stored once, whatever their shape",
     OnnxBuilder,
     "constant",
     "graphs",
@@ -27,7 +27,7 @@ def _(original, self, data, dtype):
     return known[key]
 
 
-@FAULTS.function("to", "a cast between floats is left out", OnnxBuilder, "cast", "operators")
+@FAULTS.function("to", "a cast between floats is omitted", OnnxBuilder, "cast", "operators")
 def _(original, self, x, dtype):
     return x if self.dtype(x).is_floating_point and dtype.is_floating_point else original(self, x, dtype)
 
@@ -38,7 +38,7 @@ def _(original, self, x, dtype):
     return original(self, original(self, x, torch.int32) if through else x, dtype)
 
 
-@FAULTS.function("graphs", "an input that is returned loses its name", emission._Emission, "_outputs", "graphs")
+@FAULTS.function("graphs", "a returned input loses its name", emission._Emission, "_outputs", "graphs")
 def _(original, self):
     for value in self.graph.outputs:
         self.values[value].name = value.name
@@ -46,13 +46,13 @@ def _(original, self):
 
 
 @FAULTS.function(
-    "graphs", "what a later node returns is named after the first", emission._Emission, "_outputs", "graphs"
+    "graphs", "results of later nodes are named like that of the first", emission._Emission, "_outputs", "graphs"
 )
 def _(original, self):
     return sorted(original(self), key=lambda value: value.name)
 
 
-@FAULTS.function("add", "a tensor that is not contiguous is read as if it were", target, "_to_ort", "operators")
+@FAULTS.function("add", "a non-contiguous tensor is read as contiguous", target, "_to_ort", "operators")
 def _(original, tensor):
     flat = tensor.as_strided((min(tensor.numel(), tensor.untyped_storage().nbytes() // tensor.itemsize),), (1,), 0)
     return original(flat.reshape(tensor.shape) if flat.numel() == tensor.numel() else tensor)
@@ -63,7 +63,7 @@ def _(original, tensor):
     return original(tensor.as_strided(tensor.shape, tensor.stride(), 0))
 
 
-@FAULTS.function("sub", "inputs are handed over in reversed order", target.OnnxRuntimeRunner, "__call__", "operators")
+@FAULTS.function("sub", "inputs are passed in reverse order", target.OnnxRuntimeRunner, "__call__", "operators")
 def _(original, self, inputs):
     return original(self, inputs[::-1])
 
@@ -83,7 +83,7 @@ def _(original, self, inputs):
 
 @FAULTS.function(
     "relu",
-    "a smaller result leaves the rest of a larger one behind it",
+    "the memory of a smaller result ends with elements of a larger one",
     target.OnnxRuntimeRunner,
     "__call__",
     "dynamic",

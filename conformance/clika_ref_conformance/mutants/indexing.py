@@ -17,14 +17,14 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("indexing")
 
 
-@FAULTS.lowering("slice", "a start before the first element wraps once more")
+@FAULTS.lowering("slice", "a start before the first element wraps around once more")
 def _(original, op, x, *, dim, start, **attrs):
     side = op.shape(x)[dim]
     wrapped = start % side if isinstance(start, int) and isinstance(side, int) and start < -side else start
     return original(op, x, dim=dim, start=wrapped, **attrs)
 
 
-@FAULTS.lowering("slice_scatter", "step is ignored where the source is one element long")
+@FAULTS.lowering("slice_scatter", "step is ignored if the source has one element")
 def _(original, op, x, src, *, dim, start, end, step):
     if step > 1 and op.shape(src)[dim] > 1:
         start = 0 if start is None else start
@@ -49,7 +49,7 @@ def _(original, op, x, *, dim, index):
     return original(op, x, dim=dim, index=max(index + last, 0) if index < 0 else index)
 
 
-@FAULTS.lowering("index", "negative positions of later sides do not wrap")
+@FAULTS.lowering("index", "negative indices of later dims do not wrap around")
 def _(original, op, x, *indices):
     return original(PatchedOp(op, Mod=lambda op, entry, side: op.Identity(entry)), x, *indices)
 
@@ -59,7 +59,7 @@ def _(original, op, x, values, *indices, accumulate):
     return original(op, x, values, *indices, accumulate=False)
 
 
-@FAULTS.lowering("index_add", "of two sources of one place the last wins")
+@FAULTS.lowering("index_add", "the last of two sources of one position is written")
 def _(original, op, x, index, source, **attrs):
     return original(override_attributes(PatchedOp(op), "ScatterElements", reduction=None), x, index, source, **attrs)
 
@@ -74,7 +74,7 @@ def _(original, op, x, *, largest, **attrs):
     return original(op, x, largest=True, **attrs)
 
 
-@FAULTS.lowering("sort", "equal elements come in reversed order")
+@FAULTS.lowering("sort", "equal elements are returned in reverse order")
 def _(original, op, x, **attrs):
     def write(op, x, k, *, axis, largest, outputs, **how):
         values, positions = op.TopK(x, k, axis=axis, largest=not largest, outputs=2, **how)
@@ -84,7 +84,7 @@ def _(original, op, x, **attrs):
     return original(PatchedOp(op, TopK=write), x, **attrs)
 
 
-@FAULTS.patch("median", "of an even number the upper middle is taken", levels=("operators",))
+@FAULTS.patch("median", "the median of an even number of elements is the upper middle one", levels=("operators",))
 def _(registry):
     original: Any = clika_ref_aten.sorting.FloorDiv
     with patch.object(clika_ref_aten.sorting, "FloorDiv", lambda count, two: original(count - 1, two) + 1):
@@ -96,7 +96,7 @@ def _(original, op, x, *, k, **attrs):
     return original(op, x, k=k + 1 if op.rank(x) and k < op.shape(x)[attrs["dim"]] else k, **attrs)
 
 
-@FAULTS.lowering("argmax", "the last of equal elements is taken")
+@FAULTS.lowering("argmax", "the last of equal elements is returned")
 def _(original, op, x, **attrs):
     return original(override_attributes(op, "ArgMax", select_last_index=1), x, **attrs)
 
@@ -106,7 +106,7 @@ def _(original, op, x, index, src, *, include_self, **attrs):
     return original(op, x, index, src, include_self=True, **attrs)
 
 
-@FAULTS.lowering("scatter", "sources are taken from the end of the side")
+@FAULTS.lowering("scatter", "sources are read from the end of the dim")
 def _(original, op, x, index, src, *, dim):
     def write(op, x, index, src, **how):
         return op.ScatterElements(x, index, src, axis=-1)
@@ -114,17 +114,17 @@ def _(original, op, x, index, src, *, dim):
     return original(PatchedOp(op, ScatterElements=write), x, index, src, dim=dim)
 
 
-@FAULTS.lowering("gather", "the side is always the last")
+@FAULTS.lowering("gather", "the dim is always the last")
 def _(original, op, x, index, *, dim, **attrs):
     return original(op, x, index, dim=-1, **attrs)
 
 
-@FAULTS.lowering("embedding_bag", "padding_idx counts like any row")
+@FAULTS.lowering("embedding_bag", "padding_idx counts like any other row")
 def _(original, op, *operands, padding_idx, **attrs):
     return original(op, *operands, padding_idx=None, **attrs)
 
 
-@FAULTS.lowering("searchsorted", "the side that is summed up is counted from the last, which a sum of nothing keeps")
+@FAULTS.lowering("searchsorted", "the dim of the sum is counted from the last, which is wrong for an empty sum")
 def _(original, op, *operands, **attrs):
     def last(op, passed, _axes, **given):
         return op.ReduceSum(passed, op.ints([-1]), **given)
@@ -142,17 +142,17 @@ def _(original, op, x, *, diagonal):
     return original(op, x, diagonal=0)
 
 
-@FAULTS.lowering("roll", "elements are rolled the other way")
+@FAULTS.lowering("roll", "elements are rolled in the other direction")
 def _(original, op, x, *, shifts, dims):
     return original(op, x, shifts=tuple(-n for n in shifts), dims=dims)
 
 
-@FAULTS.lowering("flip", "only the first side is reversed")
+@FAULTS.lowering("flip", "only the first dim is reversed")
 def _(original, op, x, *, dims):
     return original(op, x, dims=dims[:1])
 
 
-@FAULTS.lowering("repeat_interleave", "the whole is repeated, not each element")
+@FAULTS.lowering("repeat_interleave", "the whole tensor is repeated, not each element")
 def _(original, op, x, repeats, *, dim, **attrs):
     if not isinstance(repeats, int) or dim is None:
         return original(op, x, repeats, dim=dim, **attrs)
@@ -177,19 +177,21 @@ def _(original, op, x, *, dimension, size, step):
     return op.Transpose(op.Gather(x, op.constant(places, torch.int64), axis=dim), perm=[*order, dim + 1])
 
 
-@FAULTS.lowering("take_along_dim", "indices beyond the side and negative ones are not wrapped around")
+@FAULTS.lowering("take_along_dim", "indices beyond the dim and negative ones do not wrap around")
 def _(original, op, x, indices, *, dim):
     return original(PatchedOp(op, Mod=lambda op, places, length: places), x, indices, dim=dim)
 
 
-@FAULTS.lowering("slice", "a start before the first element of a dynamic side wraps once more", levels=("dynamic",))
+@FAULTS.lowering(
+    "slice", "a start before the first element of a dynamic dim wraps around once more", levels=("dynamic",)
+)
 def _(original, op, x, *, dim, start, **attrs):
     side = op.shape(x)[dim]
     wraps = isinstance(start, int) and start < 0 and not isinstance(side, int)
     return original(op, x, dim=dim, start=side + start if wraps else start, **attrs)
 
 
-@FAULTS.type_rule("slice", "a start that is an expression below 0 lies within the side")
+@FAULTS.type_rule("slice", "a start that is a negative expression is treated as within the dim")
 def _(original, x, *, dim, start, end, step):
     if not isinstance(start, sympy.Basic) or not start.is_negative:
         return original(x, dim=dim, start=start, end=end, step=step)
@@ -199,7 +201,7 @@ def _(original, x, *, dim, start, end, step):
 
 @FAULTS.function(
     "slice_scatter",
-    "what lies before and after a slice is joined, though its ends count from different sides",
+    "the parts before and after a slice are joined, although start and end count from different ends",
     clika_ref_aten.slicing,
     "_is_contiguous",
     "blocks",

@@ -19,7 +19,7 @@ from clika_ref_conformance.mutants import mutant_runs, replays
 from clika_ref_conformance.mutants.catalogue import load_mutants
 from clika_ref_conformance.mutants.seeding import Mutant
 from clika_ref_conformance.profiles import select_profile
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Verdict
 
@@ -68,10 +68,10 @@ class KillReport:
 
     profile: str
     trials: Sequence[MutantResult]
-    replayed: Sequence[Result] = field(default=())
+    replayed: Sequence[CheckResult] = field(default=())
     """One result for each reproducer replayed in a fresh process."""
 
-    def rate(self, *, seed: int | None = None, blind: bool | None = None) -> tuple[int, int]:
+    def count_kills(self, *, seed: int | None = None, blind: bool | None = None) -> tuple[int, int]:
         """Return the number of killed mutants and the number of all, for a seed and for blind or other mutants."""
         chosen = [t for t in self.trials if seed in (None, t.seed) and blind in (None, t.blind)]
         return sum(t.is_killed for t in chosen), len(chosen)
@@ -81,13 +81,13 @@ class KillReport:
         """The seeds, sorted."""
         return sorted({t.seed for t in self.trials})
 
-    def nodes(self, *, of_pass: bool) -> float | None:
+    def compute_median_nodes(self, *, of_pass: bool) -> float | None:
         """Return the median size of reduced failing graphs, for mutants of passes or of operators."""
         counts = [t.nodes for t in self.trials if t.nodes is not None and t.task.startswith("passes") == of_pass]
         return statistics.median(counts) if counts else None
 
     @property
-    def failed_replays(self) -> list[Result]:
+    def failed_replays(self) -> list[CheckResult]:
         """Replays without the same failure; if a trial ended its worker, its replay must do so, too."""
         ended = {trial.mutant for trial in self.trials if trial.verdict in WORKER_ENDING_VERDICTS}
         return [
@@ -99,10 +99,13 @@ class KillReport:
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON-serializable dict."""
         rates = {
-            str(seed): {name: self.rate(seed=seed, blind=blind) for name, blind in MUTANT_GROUPS.items()}
+            str(seed): {name: self.count_kills(seed=seed, blind=blind) for name, blind in MUTANT_GROUPS.items()}
             for seed in self.seeds
         }
-        medians = {"operators": self.nodes(of_pass=False), "passes": self.nodes(of_pass=True)}
+        medians = {
+            "operators": self.compute_median_nodes(of_pass=False),
+            "passes": self.compute_median_nodes(of_pass=True),
+        }
         replayed = [len(self.replayed) - len(self.failed_replays), len(self.replayed)]
         trials = [asdict(trial) for trial in self.trials]
         return {"profile": self.profile, "rates": rates, "nodes": medians, "replayed": replayed, "trials": trials}
@@ -123,12 +126,13 @@ def select_mutants(words: Sequence[str]) -> list[Mutant]:
     every = load_mutants().values()
     found = [m for m in every if not words or any(word in m.name or word in m.change for word in words)]
     if not found:
-        msg = f"no mutant contains {' or '.join(words)}; their names begin with {', '.join(sorted(_catalogue_names()))}"
+        prefixes = ", ".join(sorted(_list_catalogue_names()))
+        msg = f"no mutant contains {' or '.join(words)}; their names begin with {prefixes}"
         raise ClikaError(msg)
     return found
 
 
-def _catalogue_names() -> set[str]:
+def _list_catalogue_names() -> set[str]:
     return {name.split("-")[0] for name in load_mutants()}
 
 
@@ -174,24 +178,24 @@ def _make_request(target: str, profile: str, shrink_seconds: float, workers: int
 
 
 def _execute_tasks(
-    request: RunRequest, tasks: Sequence[Task], folder: str, notice: Callable[[Result], Any]
-) -> list[Result]:
+    request: RunRequest, tasks: Sequence[Task], folder: str, notice: Callable[[CheckResult], Any]
+) -> list[CheckResult]:
     """Run tasks in workers, which a task may crash, and return the results in order."""
     plan = RunPlan(replace(request, argument=folder), MUTATION_LEVELS, tasks, Declarations((), ()))
 
-    def handle_result(result: Result | None, _: Execution) -> None:
+    def handle_result(result: CheckResult | None, _: Execution) -> None:
         if result is not None:
             _raise_on_suite_failure(result)
             notice(result)
 
-    with start_execution(plan, tasks, handle_result) as running:
-        running.go()
-        if running.doubts:
-            raise ClikaError(running.doubts[0])
-        return list(_collect_results(running, tasks))
+    with start_execution(plan, tasks, handle_result) as execution:
+        execution.run()
+        if execution.doubts:
+            raise ClikaError(execution.doubts[0])
+        return list(_collect_results(execution, tasks))
 
 
-def _raise_on_suite_failure(result: Result) -> None:
+def _raise_on_suite_failure(result: CheckResult) -> None:
     """Reject a result that is an error of the suite itself.
 
     A mutant's own exception in a worker does not end it with an exit status.
@@ -204,12 +208,12 @@ def _raise_on_suite_failure(result: Result) -> None:
         raise ClikaError(msg)
 
 
-def _collect_results(running: Execution, tasks: Iterable[Task]) -> Iterable[Result]:
+def _collect_results(execution: Execution, tasks: Iterable[Task]) -> Iterable[CheckResult]:
     for task in tasks:
-        yield from running.progress_by_task[task].results.values()
+        yield from execution.progress_by_task[task].results.values()
 
 
-def _to_mutant_result(result: Result) -> MutantResult:
+def _to_mutant_result(result: CheckResult) -> MutantResult:
     """Convert a task result; its facts are text."""
     mutant, facts = load_mutants()[result.task.subject], result.facts
     return MutantResult(

@@ -11,11 +11,11 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("mixed-dtypes")
 
 
-@FAULTS.lowering("soft_margin_loss", "a target of another dtype stays so")
-@FAULTS.lowering("huber_loss", "a target of another dtype stays so")
-@FAULTS.lowering("cross_entropy_loss", "probabilities of another dtype stay so")
-@FAULTS.lowering("weight_norm", "a factor of another dtype stays so")
-@FAULTS.lowering("addr", "vectors keep a dtype that is not that of the matrix")
+@FAULTS.lowering("soft_margin_loss", "a target of another dtype is not cast")
+@FAULTS.lowering("huber_loss", "a target of another dtype is not cast")
+@FAULTS.lowering("cross_entropy_loss", "probabilities of another dtype are not cast")
+@FAULTS.lowering("weight_norm", "a factor of another dtype is not cast")
+@FAULTS.lowering("addr", "vectors are not cast to the dtype of the matrix")
 def _(original, op, *operands, **attrs):
     def promote(op, *operands, to=None):
         return operands if to is None else op.promote(*operands, to=to)
@@ -31,7 +31,7 @@ def _(original, op, v, g, *, dim):
     return op.Mul(v, op.Div(g, op.ReduceL2(v, keepdims=1)))
 
 
-@FAULTS.lowering("histc", "equal elements lie between one less and one more, which may be the same number")
+@FAULTS.lowering("histc", "equal elements are found between x - 1 and x + 1, which may equal x")
 def _(original, op, x, *, bins, min, max):
     if min != max:
         return original(op, x, bins=bins, min=min, max=max)
@@ -41,19 +41,19 @@ def _(original, op, x, *, bins, min, max):
     return original(most, x, bins=bins, min=min, max=max)
 
 
-@FAULTS.lowering("take_along_dim", "indices of no elements wrap around their number, which is 0")
+@FAULTS.lowering("take_along_dim", "indices into an empty tensor wrap around its size, 0")
 def _(original, op, *operands, **attrs):
     return original(PatchedOp(op, Max=lambda op, length, least: length), *operands, **attrs)
 
 
-@FAULTS.lowering("addr", "truths are added up as they are")
+@FAULTS.lowering("addr", "bools are summed without a cast")
 def _(original, op, x, vec1, vec2, *, beta, alpha):
     if op.result.dtype != torch.bool:
         return original(op, x, vec1, vec2, beta=beta, alpha=alpha)
     return op.And(x, op.And(op.Unsqueeze(vec1, op.ints([1])), vec2))
 
 
-@FAULTS.lowering(ATTENTION, "a mask of no keys has a largest element, which is added")
+@FAULTS.lowering(ATTENTION, "the maximum of a mask without keys is added")
 def _(original, op, x, key, value, mask=None, **attrs):
     found = original(op, x, key, value, mask, **attrs)
     if mask is None or op.shape(key)[-2] != 0:

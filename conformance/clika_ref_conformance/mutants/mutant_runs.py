@@ -11,7 +11,7 @@ from random import Random
 
 from clika_ref.core.errors import PluginError
 from clika_ref.core.ir import Graph
-from clika_ref_conformance.cases import Case, Check, Outcome, Task
+from clika_ref_conformance.cases import Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.motifs.hosts import embed_motif
 from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 from clika_ref_conformance.execution.case_checks import run_case
@@ -98,13 +98,13 @@ class MutantRun:
     def _find_failure(self, task: Task) -> tuple[Task, Outcome] | None:
         """Return the first failure of a task that is caused by the mutant."""
         known: set[str] = set()
-        while (outcome := self._first_failure(task, known)) is not None:
+        while (outcome := self._select_first_failure(task, known)) is not None:
             if not self._fails_anyway(task, outcome):
                 return task, outcome
             known.add(outcome.name)
         return None
 
-    def _first_failure(self, task: Task, known: set[str]) -> Outcome | None:
+    def _select_first_failure(self, task: Task, known: set[str]) -> Outcome | None:
         with self.mutant.activate(self.suite.registry):
             for check in plan_checks(task, self.suite):
                 if check.name not in known:
@@ -145,7 +145,7 @@ class MutantRun:
         with self.mutant.activate(self.suite.registry):
             return self._reduce_in_host(outcome.case)
 
-    def _reduce_in_host(self, case: Case) -> int | None:
+    def _reduce_in_host(self, case: GraphCase) -> int | None:
         """Insert a failing call into random graphs until one fails, and return the size of its reduction."""
         operators = {n: op for n, op in self.suite.registry.operators.items() if op.sampler and not op.random}
         for turn in range(MAX_HOST_GRAPHS):
@@ -153,7 +153,7 @@ class MutantRun:
             verdict = None if larger is None else run_case(larger, self.suite).verdict
             if larger is not None and verdict is not None and verdict.is_failure:
 
-                def fails(smaller: Case, wanted: Verdict = verdict) -> bool:
+                def fails(smaller: GraphCase, wanted: Verdict = verdict) -> bool:
                     return run_case(smaller, self.suite).verdict is wanted
 
                 small = reduce_case(larger, fails, self.suite.profile.shrink_seconds)
@@ -191,8 +191,8 @@ def _is_lowering_error(outcome: Outcome) -> bool:
     return PluginError.__name__ in outcome.comparison.message
 
 
-def _make_facts_case(facts: dict[str, object]) -> Case:
+def _make_facts_case(facts: dict[str, object]) -> GraphCase:
     """Return a case with an empty graph that passes facts to the run."""
-    return Case(
+    return GraphCase(
         KILL_CHECK, Graph(KILL_CHECK), (), {name: fact for name, fact in facts.items() if fact not in (None, "")}
     )

@@ -20,7 +20,7 @@ def _(original, op, x, *, output_size):
     return original(op, x, output_size=output_size)
 
 
-@FAULTS.patch("adaptive_avg_pool3d", "the mean of a window that turns out to be empty is 0", levels=("dynamic",))
+@FAULTS.patch("adaptive_avg_pool3d", "the mean of a window that is empty at run time is 0", levels=("dynamic",))
 def _(registry):
     def mean(op, x, count, over, *, keepdims):
         return op.ReduceMean(x, over, keepdims=keepdims)
@@ -36,14 +36,14 @@ def _(original, op, x, target, weight=None, *, reduction, **attrs):
     return original(op, x, target, weight, reduction=reduction, **attrs)
 
 
-@FAULTS.lowering("addmv", "what a product of no terms is added to is left out with it")
+@FAULTS.lowering("addmv", "the operand that an empty product is added to is omitted")
 def _(original, op, x, mat, vec, **attrs):
     if op.shape(mat)[-1]:
         return original(op, x, mat, vec, **attrs)
     return op.Expand(op.like(x, 0), op.ints(op.result.shape))
 
 
-@FAULTS.lowering("lstm_cell", "gates are cut into as many equal parts, which an empty side has not")
+@FAULTS.lowering("lstm_cell", "gates are split into equal parts, which fails for an empty dim")
 def _(original, op, *operands):
     def cut(op, product, sizes, *, axis, outputs):
         return op.Split(product, axis=axis, num_outputs=outputs, outputs=outputs)
@@ -51,7 +51,7 @@ def _(original, op, *operands):
     return original(PatchedOp(op, Split=cut), *operands)
 
 
-@FAULTS.lowering("as_strided_scatter", "a length of 0 is taken for one that stays")
+@FAULTS.lowering("as_strided_scatter", "a length of 0 is treated as unchanged")
 def _(original, op, *operands, **attrs):
     def reshape(op, x, shape):
         return op.Reshape(x, op.ints(shape))
@@ -59,14 +59,14 @@ def _(original, op, *operands, **attrs):
     return original(PatchedOp(op, reshape=reshape), *operands, **attrs)
 
 
-@FAULTS.lowering("grouped_mm", "of no groups the result is as wide as the rows")
+@FAULTS.lowering("grouped_mm", "without groups, the result has the width of the rows")
 def _(original, op, x, weight, ends):
     if op.shape(weight)[0]:
         return original(op, x, weight, ends)
     return op.Mul(x, op.like(x, 0.0))
 
 
-@FAULTS.lowering("multinomial", "no rows are drawn from, which the runtime refuses")
+@FAULTS.lowering("multinomial", "numbers are drawn from no rows, which the runtime rejects")
 def _(original, op, x, *, num_samples, replacement):
     def slice_nothing(op, picked, *_):
         return picked
@@ -78,7 +78,7 @@ def _(original, op, x, *, num_samples, replacement):
     return original(altered, x, num_samples=num_samples, replacement=replacement)
 
 
-@FAULTS.lowering("matmul", "a product of no terms with a vector is whatever the memory holds")
+@FAULTS.lowering("matmul", "an empty product with a vector is undefined memory")
 def _(original, op, x, other):
     if op.rank(other) > 1 or op.shape(x)[-1]:
         return original(op, x, other)

@@ -14,17 +14,17 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("norms")
 
 
-@FAULTS.lowering("layer_norm", "eps is left to its default")
+@FAULTS.lowering("layer_norm", "eps has its default")
 def _(original, op, x, *operands, **attrs):
     return original(override_attributes(op, "LayerNormalization", epsilon=None), x, *operands, **attrs)
 
 
-@FAULTS.lowering("layer_norm", "only the last side is normalized")
+@FAULTS.lowering("layer_norm", "only the last dim is normalized")
 def _(original, op, x, *operands, **attrs):
     return original(override_attributes(op, "LayerNormalization", axis=-1), x, *operands, **attrs)
 
 
-@FAULTS.lowering("native_layer_norm", "eps is added behind the root")
+@FAULTS.lowering("native_layer_norm", "eps is added after the root")
 def _(original, op, x, *operands, eps, **attrs):
     def write(op, variance):
         return op.Add(op.Sqrt(variance), op.like(variance, eps))
@@ -32,7 +32,7 @@ def _(original, op, x, *operands, eps, **attrs):
     return original(PatchedOp(op, Sqrt=write), x, *operands, eps=0.0, **attrs)
 
 
-@FAULTS.lowering("native_layer_norm", "the third result is the deviation, not its reciprocal")
+@FAULTS.lowering("native_layer_norm", "the third result is the standard deviation, not its reciprocal")
 def _(original, op, x, *operands, **attrs):
     return original(PatchedOp(op, Reciprocal=lambda op, deviation: op.Identity(deviation)), x, *operands, **attrs)
 
@@ -42,7 +42,9 @@ def _(original, op, x, weight=None, *, eps, **attrs):
     return original(op, x, weight, eps=1e-5 if eps is None else eps, **attrs)
 
 
-@FAULTS.lowering("rms_norm", "rows without elements are normalized, for which the runtime's fused kernel has no use")
+@FAULTS.lowering(
+    "rms_norm", "rows without elements are normalized, which the fused kernel of the runtime does not support"
+)
 def _(original, op, x, weight, *, normalized_shape, eps):
     if 0 not in op.shape(x) or weight is None:
         return original(op, x, weight, normalized_shape=normalized_shape, eps=eps)
@@ -76,12 +78,12 @@ def _(original, op, x, *operands, training, **attrs):
     return original(altered, x, *operands, training=training, **attrs)
 
 
-@FAULTS.lowering("batch_norm", "eps is left to its default")
+@FAULTS.lowering("batch_norm", "eps has its default")
 def _(original, op, x, *operands, **attrs):
     return original(override_attributes(op, "BatchNormalization", epsilon=None), x, *operands, **attrs)
 
 
-@FAULTS.lowering("running_mean_update", "momentum weighs the old value")
+@FAULTS.lowering("running_mean_update", "momentum is the weight of the old value")
 def _(original, op, x, running, *, momentum, **attrs):
     return original(op, x, running, momentum=1 - momentum, **attrs)
 
@@ -99,12 +101,12 @@ def _(original, op, x, *, correction, **attrs):
     return original(op, x, correction=1, **attrs)
 
 
-@FAULTS.lowering("std_mean", "the correction counts once for each side")
+@FAULTS.lowering("std_mean", "the correction is applied once for each dim")
 def _(original, op, x, *, dim, correction, **attrs):
     return original(op, x, dim=dim, correction=correction * len(dim or (0,)), **attrs)
 
 
-@FAULTS.lowering("softmax", "the sides behind dim are flattened with it, as before opset 13")
+@FAULTS.lowering("softmax", "the dims after dim are flattened with it, as before opset 13")
 def _(original, op, x, *, dim, dtype):
     rank = op.rank(x)
     if not rank:
@@ -123,7 +125,7 @@ def _(original, op, x, *, dim, dtype):
     return op.Div(powers, op.ReduceSum(powers, op.ints([dim]), keepdims=1))
 
 
-@FAULTS.lowering("softmax", "dtype is ignored until the end")
+@FAULTS.lowering("softmax", "dtype is only applied to the result")
 def _(original, op, x, *, dim, dtype):
     if not op.rank(x) or op.dtype(x) == torch.float64 or op.result.dtype != torch.float64:
         return original(op, x, dim=dim, dtype=dtype)
@@ -150,18 +152,18 @@ def _(original, op, x):
     return op.Log(op.Sigmoid(x))
 
 
-@FAULTS.lowering("weight_norm", "the norm runs over the sides behind dim only")
+@FAULTS.lowering("weight_norm", "the norm is computed over the dims after dim only")
 def _(original, op, v, g, *, dim):
     kept = dim % op.rank(v)
     return op.Mul(v, op.Div(g, op.ReduceL2(v, op.ints(range(kept + 1, op.rank(v))), keepdims=1)))
 
 
-@FAULTS.lowering("cosine_similarity", "the sides of the first operand are normalized along the last")
+@FAULTS.lowering("cosine_similarity", "the first operand is normalized along its last dim")
 def _(original, op, x1, x2, *, dim, eps):
     return original(op, x1, x2, dim=-1, eps=eps)
 
 
-@FAULTS.lowering("cross_entropy_loss", "the mean divides by the count, not by the weights that were used")
+@FAULTS.lowering("cross_entropy_loss", "the mean divides by the number of targets, not by the sum of their weights")
 def _(original, op, x, target, weight=None, *, reduction, **attrs):
     def write(op, losses, weights):
         return op.Div(losses, op.like(losses, max(1, math.prod(op.shape(target)))))
@@ -180,12 +182,12 @@ def _(original, op, x, target, weight=None, *, ignore_index, **attrs):
     return original(op, x, target, weight, ignore_index=-100, **attrs)
 
 
-@FAULTS.lowering("smooth_l1_loss", "beta is 1, whatever is given")
+@FAULTS.lowering("smooth_l1_loss", "beta is always 1")
 def _(original, op, x, target, *, beta, **attrs):
     return original(op, x, target, beta=1.0, **attrs)
 
 
-@FAULTS.lowering("huber_loss", "the line does not meet the parabola, as in smooth_l1_loss")
+@FAULTS.lowering("huber_loss", "the linear part is discontinuous, as in smooth_l1_loss")
 def _(original, op, x, target, *, delta, **attrs):
     def write(op, condition, square, line):
         return op.Where(condition, square, op.Div(line, op.like(line, delta)))
@@ -193,24 +195,24 @@ def _(original, op, x, target, *, delta, **attrs):
     return original(PatchedOp(op, Where=write), x, target, delta=delta, **attrs)
 
 
-@FAULTS.lowering("kl_div", "a target of 0 makes NaN")
+@FAULTS.lowering("kl_div", "a target of 0 gives NaN")
 def _(original, op, x, target, *, log_target, **attrs):
     altered = op if log_target else PatchedOp(op, Where=lambda op, condition, zero, product: product)
     return original(altered, x, target, log_target=log_target, **attrs)
 
 
-@FAULTS.lowering("multilabel_margin_loss", "each place behind the first -1 is a margin of the first class")
+@FAULTS.lowering("multilabel_margin_loss", "each position after the first -1 counts as the first class")
 def _(original, op, x, target, **attrs):
     products = iter([op.Mul, lambda counts, others: others])  # the second Mul masks entries after -1
     return original(PatchedOp(op, Mul=lambda op, *operands: next(products)(*operands)), x, target, **attrs)
 
 
-@FAULTS.lowering("layer_norm", "an eps below 1e-5 counts as 1e-5")
+@FAULTS.lowering("layer_norm", "an eps below 1e-5 is treated as 1e-5")
 def _(original, op, x, *operands, eps, **attrs):
     return original(op, x, *operands, eps=max(eps, 1e-5), **attrs)
 
 
-@FAULTS.lowering("sum", "integers are summed by the runtime, which does so in float64")
+@FAULTS.lowering("sum", "integers are summed by the runtime, which sums in float64")
 def _(original, op, x, *, dim, keepdim, dtype):
     if op.result.dtype.is_floating_point:
         return original(op, x, dim=dim, keepdim=keepdim, dtype=dtype)

@@ -23,14 +23,12 @@ PASSES = ("passes",)
 # fold-batch-norm
 
 
-@FAULTS.function(
-    "fold-batch-norm", "a weight is scaled where it is, whoever else reads it", norm_folding, "scale_in_parts"
-)
+@FAULTS.function("fold-batch-norm", "a shared weight is scaled in place", norm_folding, "scale_in_parts")
 def _(original, weight, factors):
     return weight.copy_(original(weight, factors))
 
 
-@FAULTS.function("fold-batch-norm", "eps is left out", norm_folding, "norm_scale")
+@FAULTS.function("fold-batch-norm", "eps is omitted", norm_folding, "norm_scale")
 def _(original, gamma, var, *, eps):
     return original(gamma, var, eps=0.0)
 
@@ -41,19 +39,19 @@ def _(original, bias, *statistics, eps, dtype):
     return (shift if bias is None else shift + bias.double()).to(dtype)
 
 
-@FAULTS.function("fold-batch-norm", "the variance is taken for a deviation", norm_folding, "norm_scale")
+@FAULTS.function("fold-batch-norm", "the variance is used as the standard deviation", norm_folding, "norm_scale")
 def _(original, gamma, var, *, eps):
     return original(gamma, var**2, eps=eps)
 
 
 @FAULTS.function(
-    "fold-batch-norm", "weights of transposed convolutions are scaled along side 0", batch_norms, "fold_weight"
+    "fold-batch-norm", "weights of transposed convolutions are scaled along dim 0", batch_norms, "fold_weight"
 )
 def _(original, weight, gamma, var, *, eps, groups):
     return original(weight, gamma, var, eps=eps, groups=groups if weight.shape[0] != len(var) else None)
 
 
-@FAULTS.rule("fold-batch-norm", "a layer that normalizes by its batch is folded too", batch_norms, "fold_batch_norm")
+@FAULTS.rule("fold-batch-norm", "a layer in training mode is folded, too", batch_norms, "fold_batch_norm")
 def _(original, node, build):
     given = node.attrs["training"]
     node.attrs["training"] = False
@@ -62,7 +60,7 @@ def _(original, node, build):
     return result
 
 
-@FAULTS.rule("fold-batch-norm", "whoever else reads the layer reads the folded one", batch_norms, "fold_batch_norm")
+@FAULTS.rule("fold-batch-norm", "other readers of the layer read the folded one", batch_norms, "fold_batch_norm")
 def _(original, node, build):
     x = node.inputs[0]
     if not isinstance(x, Value) or x.producer is None or len(x.uses) < 2 or any(u.user is build.graph for u in x.uses):
@@ -83,12 +81,12 @@ def _(original, node):
     return op, inputs, types
 
 
-@FAULTS.function("merge-common-subexpressions", "0.0 and -0.0 are one number", subexpressions, "literal_key")
+@FAULTS.function("merge-common-subexpressions", "0.0 and -0.0 are treated as one number", subexpressions, "literal_key")
 def _(original, item):
     return (float, item) if isinstance(item, float) else original(item)
 
 
-@FAULTS.function("merge-common-subexpressions", "operands are compared in any order", subexpressions, "call_key")
+@FAULTS.function("merge-common-subexpressions", "operands are compared without their order", subexpressions, "call_key")
 def _(original, node):
     op, inputs, attrs, types = original(node)
     return op, frozenset(inputs), attrs, types
@@ -115,7 +113,7 @@ def _(original, graph, operators):
 # merge-chains
 
 
-@FAULTS.rule("merge-chains", "two permutations are joined in the wrong order", chains, "merge_permutes")
+@FAULTS.rule("merge-chains", "two permutations are composed in the wrong order", chains, "merge_permutes")
 def _(original, node, build):
     maker = node.inputs[0].producer
     if maker is None or maker.op_type != "permute":
@@ -126,7 +124,7 @@ def _(original, node, build):
     return x if dims == tuple(range(rank)) else build("permute", x, dims=dims, types=(node.output.type,))
 
 
-@FAULTS.rule("merge-chains", "a permutation is undone by doing it again", chains, "merge_permutes")
+@FAULTS.rule("merge-chains", "a permutation is inverted by applying it twice", chains, "merge_permutes")
 def _(original, node, build):
     maker = node.inputs[0].producer
     if maker is None or maker.op_type != "permute" or maker.attrs["dims"] != node.attrs["dims"]:
@@ -134,7 +132,7 @@ def _(original, node, build):
     return maker.inputs[0] if maker.inputs[0].type == node.output.type else original(node, build)
 
 
-@FAULTS.rule("merge-chains", "the order of long sides is not asked for", chains, "reshape_instead_of_permute")
+@FAULTS.rule("merge-chains", "the order of dims longer than 1 is not compared", chains, "reshape_instead_of_permute")
 def _(original, node, build):
     x = node.inputs[0]
     if 1 not in x.type.shape or x.type.rank < 3:
@@ -142,22 +140,22 @@ def _(original, node, build):
     return build("reshape", x, shape=node.output.type.shape, types=(node.output.type,))
 
 
-@FAULTS.function("merge-chains", "a cast to a narrower float and back is taken for none", chains, "is_mergeable_cast")
+@FAULTS.function("merge-chains", "a cast to a narrower float and back is removed", chains, "is_mergeable_cast")
 def _(original, first, middle, last):
     return original(first, middle, last) or (first == last and first.is_floating_point and middle.is_floating_point)
 
 
-@FAULTS.function("merge-chains", "int32 is taken to fit into float32", chains, "is_representable")
+@FAULTS.function("merge-chains", "float32 is assumed to represent every int32", chains, "is_representable")
 def _(original, narrow, wide):
     return original(narrow, wide) or (narrow == torch.int32 and wide == torch.float32)
 
 
-@FAULTS.function("merge-chains", "a cast to bool and on is taken for the cast alone", chains, "is_mergeable_cast")
+@FAULTS.function("merge-chains", "a cast to bool before another cast is removed", chains, "is_mergeable_cast")
 def _(original, first, middle, last):
     return original(first, middle, last) or (middle == torch.bool and last == first)
 
 
-@FAULTS.rule("merge-chains", "an expand forgets the sides that the first one added", chains, "merge_expands")
+@FAULTS.rule("merge-chains", "dims that the first expand added are lost", chains, "merge_expands")
 def _(original, node, build):
     maker = node.inputs[0].producer
     if maker is None or maker.op_type != "expand":
@@ -168,18 +166,18 @@ def _(original, node, build):
 # fold-constants, fold-literals
 
 
-@FAULTS.rewrite("fold-constants", "what a call overwrites is folded")
+@FAULTS.rewrite("fold-constants", "tensors that a call overwrites are folded")
 def _(original, graph, operators):
     constants._Folding(graph, constants.MEBIBYTE, lambda value: True, ("dequantize", "quantize")).fold("{}")
 
 
-@FAULTS.function("fold-constants", "what the graph returns is folded too", constants._Folding, "_is_foldable")
+@FAULTS.function("fold-constants", "outputs of the graph are folded, too", constants._Folding, "_is_foldable")
 def _(original, self, node):
     known = all(not isinstance(v, Value) or self._is_known(v) for v in node.inputs)
     return original(self, node) or (known and not node.op.random and node.op_type not in self.keep)
 
 
-@FAULTS.rewrite("fold-constants", "random numbers are drawn once and for all")
+@FAULTS.rewrite("fold-constants", "random numbers are folded into a constant")
 def _(original, graph, operators):
     random = [(node.op, node.op.random) for node in graph.nodes]
     for op, _ in random:
@@ -192,7 +190,7 @@ def _(original, graph, operators):
 
 
 @FAULTS.function(
-    "fold-constants", "constants that are read elsewhere go with their folded reader", constants._Folding, "fold"
+    "fold-constants", "constants with other readers are removed with their folded reader", constants._Folding, "fold"
 )
 def _(original, self, name):
     before = dict(self.graph.constants)
@@ -203,7 +201,7 @@ def _(original, self, name):
             value.data = torch.zeros_like(value.data)
 
 
-@FAULTS.function("fold-literals", "parameters count as literals", constants, "is_literal")
+@FAULTS.function("fold-literals", "parameters are treated as literals", constants, "is_literal")
 def _(original, value):
     return value.is_constant
 
@@ -211,12 +209,14 @@ def _(original, value):
 # merge-equal-constants
 
 
-@FAULTS.function("merge-equal-constants", "only a sample of the bytes is compared", equals, "_digest")
+@FAULTS.function("merge-equal-constants", "only some of the bytes are compared", equals, "_digest")
 def _(original, value):
     return b""
 
 
-@FAULTS.rewrite("merge-equal-constants", "state that calls overwrite is merged with what it equals at first")
+@FAULTS.rewrite(
+    "merge-equal-constants", "state that calls overwrite is merged with constants of equal initial elements"
+)
 def _(original, graph, operators):
     state = dict(graph.state)
     graph.state.clear()
@@ -228,7 +228,7 @@ def _(original, graph, operators):
 
 
 @FAULTS.rule(
-    "remove-identities", "subtracting from a neutral number is neutral too", identities, "remove_neutral_operand"
+    "remove-identities", "subtracting from a neutral number is treated as neutral", identities, "remove_neutral_operand"
 )
 def _(original, node, build):
     first, second = node.inputs[:2]
@@ -237,7 +237,7 @@ def _(original, node, build):
     return original(node, build)
 
 
-@FAULTS.rule("remove-identities", "a rounding division by 1 goes too", identities, "remove_neutral_operand")
+@FAULTS.rule("remove-identities", "a rounding division by 1 is removed, too", identities, "remove_neutral_operand")
 def _(original, node, build):
     x, number = node.inputs[:2]
     if node.op_type == "div" and not isinstance(number, Value) and number == 1 and x.type == node.output.type:
@@ -245,7 +245,7 @@ def _(original, node, build):
     return original(node, build)
 
 
-@FAULTS.rule("remove-identities", "alpha is not looked at", identities, "remove_neutral_operand")
+@FAULTS.rule("remove-identities", "alpha is ignored", identities, "remove_neutral_operand")
 def _(original, node, build):
     x, number = node.inputs[:2]
     if node.op_type in ("add", "sub") and not isinstance(number, Value) and isinstance(x, Value):
@@ -254,38 +254,38 @@ def _(original, node, build):
     return original(node, build)
 
 
-@FAULTS.rule("remove-identities", "a permutation that keeps the shape is idle", identities, "remove_idle_move")
+@FAULTS.rule("remove-identities", "a permutation that keeps the shape is removed", identities, "remove_idle_move")
 def _(original, node, build):
     x = node.inputs[0]
     return x if node.op_type == "permute" and x.type == node.output.type else original(node, build)
 
 
-@FAULTS.rule("remove-identities", "a pad that takes what it adds is idle", identities, "remove_idle_move")
+@FAULTS.rule("remove-identities", "a pad whose amounts add up to 0 is removed", identities, "remove_idle_move")
 def _(original, node, build):
     x = node.inputs[0]
     return x if node.op_type == "pad" and x.type == node.output.type else original(node, build)
 
 
-@FAULTS.rule("remove-identities", "the sum of shifts decides whether a roll is idle", identities, "remove_idle_move")
+@FAULTS.rule("remove-identities", "a roll whose shifts add up to 0 is removed", identities, "remove_idle_move")
 def _(original, node, build):
     if node.op_type == "roll" and sum(node.attrs["shifts"]) == 0:
         return node.inputs[0]
     return original(node, build)
 
 
-@FAULTS.rule("remove-dropout", "dropout goes in training too", dropout, "remove_dropout")
+@FAULTS.rule("remove-dropout", "dropout is removed in training, too", dropout, "remove_dropout")
 def _(original, node, build):
     return node.inputs[0] if node.inputs[0].type == node.output.type else original(node, build)
 
 
-@FAULTS.rewrite("remove-dead-nodes", "only the first result of a node is looked at")
+@FAULTS.rewrite("remove-dead-nodes", "only the first result of a node is checked for readers")
 def _(original, graph: Graph, operators):
     for node in graph.nodes_backward():
         if not node.outputs[0].uses:
             graph.erase(node)
 
 
-@FAULTS.rewrite("remove-dead-nodes", "a value that is returned twice is returned once")
+@FAULTS.rewrite("remove-dead-nodes", "a value that is returned twice is returned only once")
 def _(original, graph: Graph, operators):
     original(graph, operators)
     for node in graph.nodes:
@@ -297,7 +297,7 @@ def _(original, graph: Graph, operators):
 # addmm-to-linear
 
 
-@FAULTS.rule("addmm-to-linear", "factors of the bias and of the product are forgotten", addmms, "addmm_to_linear")
+@FAULTS.rule("addmm-to-linear", "alpha and beta are ignored", addmms, "addmm_to_linear")
 def _(original, node, build):
     given = node.attrs
     node.attrs = {"beta": 1, "alpha": 1}
@@ -306,7 +306,7 @@ def _(original, node, build):
     return result
 
 
-@FAULTS.rule("addmm-to-linear", "a square weight is not turned", addmms, "addmm_to_linear")
+@FAULTS.rule("addmm-to-linear", "a square weight is not transposed", addmms, "addmm_to_linear")
 def _(original, node, build):
     bias, x, weight = node.inputs
     found = original(node, build)

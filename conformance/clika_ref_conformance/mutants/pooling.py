@@ -22,7 +22,7 @@ def _(original, op, x, **attrs):
     return original(override_attributes(op, "AveragePool", count_include_pad=None), x, **attrs)
 
 
-@FAULTS.lowering("avg_pool2d", "with ceil_mode, what a window has beyond the padding counts too")
+@FAULTS.lowering("avg_pool2d", "with ceil_mode, elements of a window beyond the padding count, too")
 def _(original, op, x, *, ceil_mode, **attrs):
     counted = override_attributes(op, "AveragePool", count_include_pad=1) if ceil_mode else op
     return original(counted, x, ceil_mode=ceil_mode, **attrs)
@@ -33,7 +33,7 @@ def _(original, op, x, *, divisor_override, **attrs):
     return original(op, x, divisor_override=None, **attrs)
 
 
-@FAULTS.lowering("avg_pool1d", "count_include_pad is the ONNX default of 0 where nothing pads the first window")
+@FAULTS.lowering("avg_pool1d", "count_include_pad is the ONNX default, 0, if the first window has no padding")
 def _(original, op, x, *, count_include_pad, padding, **attrs):
     return original(op, x, count_include_pad=count_include_pad and padding[0] > 1, padding=padding, **attrs)
 
@@ -44,12 +44,12 @@ def _(original, op, x, *, padding, **attrs):
     return original(op, pad_zeros(op, x, sides, sides), padding=(0, 0), **attrs)
 
 
-@FAULTS.lowering("max_pool2d_with_indices", "positions count through the whole tensor, as ONNX has it")
+@FAULTS.lowering("max_pool2d_with_indices", "positions are counted in the whole tensor, as in ONNX")
 def _(original, op, x, **attrs):
     return original(PatchedOp(op, Mod=lambda op, position, plane: op.Identity(position)), x, **attrs)
 
 
-@FAULTS.patch("max_pool2d", "with ceil_mode a last window starts in the padding behind", levels=("operators",))
+@FAULTS.patch("max_pool2d", "with ceil_mode, a last window starts in the padding at the end", levels=("operators",))
 def _(registry):
     def faulty(n, k, s, p, d, *, ceil_mode):
         return (ceil_divide if ceil_mode else int.__floordiv__)(n + 2 * p - d * (k - 1) - 1, s) + 1
@@ -58,13 +58,13 @@ def _(registry):
         yield
 
 
-@FAULTS.lowering("adaptive_avg_pool2d", "a window that is shorter than others is averaged over their length")
+@FAULTS.lowering("adaptive_avg_pool2d", "a shorter window is averaged over the length of the others")
 def _(original, op, x, **attrs):
     altered = PatchedOp(op, Div=lambda op, a, b: op.Div(a, op.ReduceMax(b, keepdims=0)))
     return original(altered, x, **attrs)
 
 
-@FAULTS.patch("adaptive_max_pool2d", "the position of a maximum forgets the rows above it", levels=("operators",))
+@FAULTS.patch("adaptive_max_pool2d", "the position of a maximum ignores the rows above it", levels=("operators",))
 def _(registry):
     def faulty(op, places, positions, n):
         return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(0, torch.int64)), positions)
@@ -78,7 +78,7 @@ def _(original, op, x, **attrs):
     return original(override_attributes(op, "Resize", nearest_mode="ceil"), x, **attrs)
 
 
-@FAULTS.patch("upsample_nearest2d", "elements are taken from the centres of pixels", levels=("operators",))
+@FAULTS.patch("upsample_nearest2d", "coordinates are those of pixel centers", levels=("operators",))
 def _(registry):
     original = clika_ref_aten.resampling._source_indices
 
@@ -89,14 +89,18 @@ def _(registry):
         yield
 
 
-@FAULTS.lowering("upsample_nearest1d", "Resize scales by the quotient of lengths, which it rounds")
+@FAULTS.lowering("upsample_nearest1d", "Resize scales by the quotient of the lengths, which is rounded")
 def _(original, op, x, *, output_size, scales):
     factors = op.constant([1.0, 1.0, output_size[0] / op.shape(x)[2]], torch.float32)
     modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return op.Resize(x, None, factors, mode="nearest", **modes)
 
 
-@FAULTS.patch("upsample_nearest_exact2d", "in a small plane roundings are those of large ones", levels=("operators",))
+@FAULTS.patch(
+    "upsample_nearest_exact2d",
+    "coordinates of a small plane are rounded like those of a large one",
+    levels=("operators",),
+)
 def _(registry):
     with patch.object(clika_ref_aten.resampling, "_small_plane_cases", lambda sizes: (False,)):
         yield
@@ -107,7 +111,7 @@ def _(original, op, x, *, align_corners, **attrs):
     return original(op, x, align_corners=False, **attrs)
 
 
-@FAULTS.lowering("upsample_bilinear2d", "coordinates come from the rounded size, not from the factor that was given")
+@FAULTS.lowering("upsample_bilinear2d", "coordinates are computed from the rounded size, not from the scale factor")
 def _(original, op, x, *, scales, **attrs):
     return original(op, x, scales=(None,) * len(scales), **attrs)
 
@@ -130,7 +134,7 @@ def _(original, op, x, weight, *bias, padding, **attrs):
     return original(PatchedOp(op, Conv=write) if padding == "same" else op, x, weight, *bias, padding=padding, **attrs)
 
 
-@FAULTS.lowering("conv2d", "input channels are dealt out to the groups one by one")
+@FAULTS.lowering("conv2d", "input channels are assigned to the groups in turn")
 def _(original, op, x, weight, *bias, groups, **attrs):
     axis = op.rank(x) - 3
     order = torch.arange(op.shape(x)[axis]).reshape(-1, groups).T.reshape(-1)
@@ -139,7 +143,7 @@ def _(original, op, x, weight, *bias, groups, **attrs):
     return original(op, mixed, weight, *bias, groups=groups, **attrs)
 
 
-@FAULTS.lowering("conv_transpose2d", "the kernel is not turned over")
+@FAULTS.lowering("conv_transpose2d", "the kernel is not flipped")
 def _(original, op, x, weight, *bias, **attrs):
     def write(op, x, weight, *bias, **how):
         ends, steps = op.ints([-(2**31)] * 2), op.ints([-1, -1])
@@ -156,7 +160,7 @@ def _(original, op, x, **attrs):
     return original(PatchedOp(op, Pad=write), x, **attrs)
 
 
-@FAULTS.lowering("pad", "pairs belong to the sides from the first one on")
+@FAULTS.lowering("pad", "pairs are applied from the first dim on")
 def _(original, op, x, *, pad, **attrs):
     pairs = [pad[i : i + 2] for i in range(0, len(pad), 2)]
     return original(op, x, pad=tuple(n for pair in reversed(pairs) for n in pair), **attrs)

@@ -40,7 +40,7 @@ def _(op, x, scale, zero, low, high):
     return _clip(op, op.Add(_clip(op, op.Round(op.Div(x, scale)), low, high), zero), low, high)
 
 
-@FAULTS.lowering("quantize", "halves are rounded up", levels=LEVELS)
+@FAULTS.lowering("quantize", "ties are rounded up", levels=LEVELS)
 @_replace_quantize
 def _(op, x, scale, zero, low, high):
     steps = op.Floor(op.Add(op.Div(x, scale), op.scalar(0.5, torch.float32)))
@@ -60,7 +60,7 @@ def _(op, x, scale, zero, low, high):
     return _clip(op, op.Add(op.Round(op.Mul(x, op.Reciprocal(scale))), zero), low, high)
 
 
-@FAULTS.lowering("quantize", "the zero point is added before rounding, which moves halves", levels=LEVELS)
+@FAULTS.lowering("quantize", "the zero point is added before rounding, which changes ties", levels=LEVELS)
 @_replace_quantize
 def _(op, x, scale, zero, low, high):
     return _clip(op, op.Round(op.Add(op.Div(x, scale), zero)), low, high)
@@ -72,23 +72,23 @@ def _(op, x, scale, zero, low, high):
     return op.Add(op.Round(op.Div(x, scale)), zero)
 
 
-@FAULTS.lowering("quantize", "int8 ends at -127", levels=LEVELS)
+@FAULTS.lowering("quantize", "the minimum of int8 is -127", levels=LEVELS)
 def _(original, op, x, scale, zero, *, dtype, quant_min, **attrs):
     lowest = -127 if dtype == torch.int8 and quant_min is None else quant_min
     return original(op, x, scale, zero, dtype=dtype, quant_min=lowest, **attrs)
 
 
-@FAULTS.lowering("quantize", "narrower ranges end where the dtype does", levels=LEVELS)
+@FAULTS.lowering("quantize", "narrower ranges use the min/max of the dtype", levels=LEVELS)
 def _(original, op, *operands, quant_min, quant_max, **attrs):
     return original(op, *operands, quant_min=None, quant_max=None, **attrs)
 
 
-@FAULTS.lowering("quantize", "scales lie along side 1, the default of ONNX", levels=LEVELS)
+@FAULTS.lowering("quantize", "scales are along dim 1, the default of ONNX", levels=LEVELS)
 def _(original, op, *operands, **attrs):
     return original(override_attributes(op, "QuantizeLinear", axis=None), *operands, **attrs)
 
 
-@FAULTS.lowering("quantize", "the scale is stored in half precision", levels=LEVELS)
+@FAULTS.lowering("quantize", "the scale is stored in FP16", levels=LEVELS)
 def _(original, op, x, scale, zero, **attrs):
     def write(op, x, scale, *rest, **how):
         return op.QuantizeLinear(x, op.cast(op.cast(scale, torch.float16), torch.float32), *rest, **how)
@@ -96,17 +96,17 @@ def _(original, op, x, scale, zero, **attrs):
     return original(PatchedOp(op, QuantizeLinear=write), x, scale, zero, **attrs)
 
 
-@FAULTS.lowering("quantize", "a uint8 range that is symmetric has its zero at 127", levels=LEVELS)
+@FAULTS.lowering("quantize", "a symmetric uint8 range has the zero point 127", levels=LEVELS)
 def _(original, op, x, scale, zero, **attrs):
     return original(op, x, scale, 127 if isinstance(zero, int) and zero == 128 else zero, **attrs)
 
 
-@FAULTS.lowering("dequantize", "the zero point is dropped where it is one for all", levels=LEVELS)
+@FAULTS.lowering("dequantize", "a zero point per tensor is ignored", levels=LEVELS)
 def _(original, op, x, scale, zero=None, *, axis, **attrs):
     return original(op, x, scale, zero if axis is not None else None, axis=axis, **attrs)
 
 
-@FAULTS.lowering("dequantize", "the zero point is taken away after scaling", levels=LEVELS)
+@FAULTS.lowering("dequantize", "the zero point is subtracted after scaling", levels=LEVELS)
 def _(original, op, x, scale, zero=None, *, dtype, axis, **few):
     if zero is None or axis is not None:
         return original(op, x, scale, zero, dtype=dtype, axis=axis, **few)
@@ -114,23 +114,23 @@ def _(original, op, x, scale, zero=None, *, dtype, axis, **few):
     return op.Sub(plain, *op.promote(zero, to=dtype))
 
 
-@FAULTS.lowering("dequantize", "scales lie along side 1, the default of ONNX", levels=LEVELS)
+@FAULTS.lowering("dequantize", "scales are along dim 1, the default of ONNX", levels=LEVELS)
 def _(original, op, *operands, **attrs):
     return original(override_attributes(op, "DequantizeLinear", axis=None), *operands, **attrs)
 
 
-@FAULTS.lowering("dequantize", "the product is rounded to half precision", levels=LEVELS)
+@FAULTS.lowering("dequantize", "the product is rounded to FP16", levels=LEVELS)
 def _(original, op, *operands, **attrs):
     result = original(op, *operands, **attrs)
     return op.cast(op.cast(result, torch.float16), op.result.dtype)
 
 
-@FAULTS.lowering("dequantize", "the zero point of int32 is dropped", levels=LEVELS)
+@FAULTS.lowering("dequantize", "the zero point of int32 is ignored", levels=LEVELS)
 def _(original, op, x, scale, zero=None, **attrs):
     return original(op, x, scale, None if op.dtype(x) == torch.int32 else zero, **attrs)
 
 
-@FAULTS.lowering("dequantize", "integers that are a block apart share a scale, not neighbours", levels=LEVELS)
+@FAULTS.lowering("dequantize", "elements at a distance of one block share a scale instead of neighbors", levels=LEVELS)
 def _(original, op, x, scale, zero=None, *, dtype, axis, block_size, **few):
     if block_size is None:
         return original(op, x, scale, zero, dtype=dtype, axis=axis, block_size=block_size, **few)
@@ -138,13 +138,13 @@ def _(original, op, x, scale, zero=None, *, dtype, axis, block_size, **few):
     return op.cast(op.Mul(op.cast(x, torch.float32), repeated), dtype)
 
 
-@FAULTS.lowering("dequantize", "blocks lie along the last side", levels=LEVELS)
+@FAULTS.lowering("dequantize", "blocks are along the last dim", levels=LEVELS)
 def _(original, op, x, scale, zero=None, *, axis, block_size, **few):
     along = axis if block_size is None else -1
     return original(op, x, scale, zero, axis=along, block_size=block_size, **few)
 
 
-@FAULTS.patch("dequantize", "a constant of four bits is written with its pairs swapped", levels=("quantization",))
+@FAULTS.patch("dequantize", "an INT4 constant is written with its pairs swapped", levels=("quantization",))
 def _(registry):
     original = builder.pack_int4
 
@@ -156,7 +156,7 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("quantize", "the first of two packed integers is in the high half", levels=("quantization",))
+@FAULTS.patch("quantize", "the first of two packed INT4 values is in the high half", levels=("quantization",))
 def _(registry):
     original = level.pack_int4
 
@@ -168,7 +168,7 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("quantize", "packed integers lose their sign", levels=("quantization",))
+@FAULTS.patch("quantize", "packed INT4 values lose their sign", levels=("quantization",))
 def _(registry):
     original = level.unpack_int4
 
@@ -179,14 +179,14 @@ def _(registry):
         yield
 
 
-@FAULTS.patch("quantize", "of an odd number of packed integers the last is lost", levels=("quantization",))
+@FAULTS.patch("quantize", "the last of an odd number of packed INT4 values is lost", levels=("quantization",))
 def _(registry):
     original = level.pack_int4
     with patch.object(level, "pack_int4", lambda x: original(x[: len(x) // 2 * 2])):
         yield
 
 
-@FAULTS.patch("quantize", "halves of bytes are swapped in packing and unpacking alike", levels=("quantization",))
+@FAULTS.patch("quantize", "halves of bytes are swapped both in packing and unpacking", levels=("quantization",))
 def _(registry):
     pack, unpack = level.pack_int4, level.unpack_int4
 

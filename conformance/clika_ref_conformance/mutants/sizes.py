@@ -26,13 +26,13 @@ FAULTS = Catalogue("sizes", levels=("dynamic",))
 DYNAMIC = ("dynamic",)
 
 
-@FAULTS.function("expand", "a size is baked in at its lower end", SizeEmitter, "bind")
+@FAULTS.function("expand", "a size is a constant, its minimum", SizeEmitter, "bind")
 def _(original, self, symbol, source):
     original(self, symbol, source)
     self._vectors[symbol.expr] = self.op.ints([max(symbol.low or 0, 1)])
 
 
-@FAULTS.function("reshape", "every size is read from the first side", SizeEmitter, "bind")
+@FAULTS.function("reshape", "every size is read from the first dim", SizeEmitter, "bind")
 def _(original, self, symbol, source):
     original(self, symbol, source)
     self._sources[symbol.expr] = (source, 0)
@@ -54,12 +54,12 @@ def _(registry):
         yield
 
 
-@FAULTS.function("expand", "sides without a symbol come first", SizeEmitter, "vector")
+@FAULTS.function("expand", "dims without a symbol come first", SizeEmitter, "vector")
 def _(original, self, sides):
     return original(self, tuple(sorted(sides, key=is_symbolic)))
 
 
-@FAULTS.function("reshape", "a dynamic side is copied from its own place, whatever stood there", OnnxBuilder, "reshape")
+@FAULTS.function("reshape", "a dynamic dim is copied from the operand's dim of the same index", OnnxBuilder, "reshape")
 def _(original, self, x, shape):
     own = self._types[x]
     rank = len(own.shape) if isinstance(own, TensorType) else 0
@@ -67,7 +67,7 @@ def _(original, self, x, shape):
 
 
 @FAULTS.function(
-    "reshape", "a tensor without elements gets its unknown side from a division by zero", OnnxBuilder, "reshape"
+    "reshape", "the unknown dim of an empty tensor is computed by a division by zero", OnnxBuilder, "reshape"
 )
 def _(original, self, x, shape):
     sides = list(shape)
@@ -92,7 +92,7 @@ def _(original, op, rows, columns):
 
 @FAULTS.function(
     "adaptive_avg_pool1d",
-    "the ends of windows that are computed are rounded down",
+    "computed ends of windows are rounded down",
     clika_ref_aten.adaptive_pooling,
     "_window_indices_at_runtime",
 )
@@ -108,7 +108,7 @@ def _(original, op, n, m):
 
 @FAULTS.function(
     "adaptive_max_pool1d",
-    "windows that are computed have room for no element more",
+    "computed windows are one element too short",
     clika_ref_aten.adaptive_pooling,
     "ceil_divide",
 )
@@ -118,7 +118,7 @@ def _(original, a, b):
 
 @FAULTS.function(
     "upsample_nearest1d",
-    "positions that are computed are rounded to the nearest",
+    "computed positions are rounded to the nearest",
     clika_ref_aten.resampling,
     "_lower_source_indices",
 )
@@ -130,7 +130,7 @@ def _(original, op, n, m, scale, **how):
 
 @FAULTS.function(
     "upsample_nearest2d",
-    "a plane of unknown size is taken for a large one, where eager asks for every factor",
+    "a plane of unknown size is treated as a large one, but eager's rounding depends on each factor",
     clika_ref_aten.resampling,
     "_small_plane_cases",
 )
@@ -140,7 +140,7 @@ def _(original, sizes):
 
 @FAULTS.function(
     "upsample_nearest_exact1d",
-    "positions that are computed are rounded at each step",
+    "computed positions are rounded at each step",
     clika_ref_aten.resampling,
     "_lower_source_indices",
 )
@@ -156,7 +156,7 @@ def _(original, op, n, m, scale, **how):
 
 
 @FAULTS.function(
-    "var", "a sample that is too small has negative freedom", clika_ref_aten.variance, "_degrees_of_freedom"
+    "var", "a sample that is too small has negative degrees of freedom", clika_ref_aten.variance, "_degrees_of_freedom"
 )
 def _(original, op, x, count, correction):
     if not is_symbolic(count):
@@ -166,7 +166,7 @@ def _(original, op, x, count, correction):
 
 @FAULTS.function(
     "unfold",
-    "windows of a side of unknown length overlap as if step were 1",
+    "windows of a dim of unknown length overlap as if step were 1",
     clika_ref_aten.striding,
     "make_strided_indices",
 )
@@ -175,14 +175,14 @@ def _(original, op, sizes, strides, offset):
 
 
 @FAULTS.function(
-    "slice_scatter", "places along a side of unknown length count from 1", clika_ref_aten.slicing, "make_index_range"
+    "slice_scatter", "positions along a dim of unknown length count from 1", clika_ref_aten.slicing, "make_index_range"
 )
 def _(original, op, length):
     numbers = original(op, length)
     return numbers if isinstance(length, int) else op.Add(numbers, op.scalar(1, torch.int64))
 
 
-@FAULTS.lowering("flip", "a side of unknown length keeps its first element at the end", levels=DYNAMIC)
+@FAULTS.lowering("flip", "the first element of a dim of unknown length is moved to the end", levels=DYNAMIC)
 def _(original, op, x, *, dims):
     def write(op, x, starts, ends, axes, steps):
         return op.Slice(x, op.ints([-2] * len(dims)) if is_symbolic(op.shape(x)) else starts, ends, axes, steps)
@@ -190,7 +190,7 @@ def _(original, op, x, *, dims):
     return original(PatchedOp(op, Slice=write), x, dims=dims)
 
 
-@FAULTS.lowering("mean", "the mean divides by the length that the example had", levels=DYNAMIC)
+@FAULTS.lowering("mean", "the mean divides by the traced length", levels=DYNAMIC)
 def _(original, op, x, **attrs):
     if not is_symbolic(op.shape(x)):
         return original(op, x, **attrs)
@@ -201,13 +201,13 @@ def _(original, op, x, **attrs):
     return original(PatchedOp(op, ReduceMean=write), x, **attrs)
 
 
-@FAULTS.lowering("layer_norm", "a weight of unknown length is taken to be absent", levels=DYNAMIC)
+@FAULTS.lowering("layer_norm", "a weight of unknown length is treated as missing", levels=DYNAMIC)
 def _(original, op, x, weight=None, bias=None, **attrs):
     gone = weight is not None and is_symbolic(op.shape(weight))
     return original(op, x, None if gone else weight, bias, **attrs)
 
 
-@FAULTS.lowering("group_norm", "with a dynamic batch each image is one group", levels=DYNAMIC)
+@FAULTS.lowering("group_norm", "with a dynamic batch, each image is one group", levels=DYNAMIC)
 def _(original, op, x, *operands, num_groups, **attrs):
     return original(op, x, *operands, num_groups=1 if is_symbolic(op.shape(x)[:1]) else num_groups, **attrs)
 
@@ -234,32 +234,32 @@ def _lengthen_dim(type: TensorType, dim: int, more: int) -> TensorType:
     return TensorType(type.dtype, tuple(sides))
 
 
-@_seed_dynamic_type_rule("max_pool2d", "a dynamic side has one window more")
+@_seed_dynamic_type_rule("max_pool2d", "a dynamic dim has one window more")
 def _(type, x, **attrs):
     return _lengthen_dim(type, -1, 1) if is_symbolic(x.shape[-1:]) else type
 
 
-@_seed_dynamic_type_rule("conv2d", "a dynamic side forgets dilation")
+@_seed_dynamic_type_rule("conv2d", "dilation is ignored along a dynamic dim")
 def _(type, x, weight, *rest, dilation, **attrs):
     return _lengthen_dim(type, -1, dilation[-1] - 1) if is_symbolic(x.shape[-1:]) else type
 
 
-@_seed_dynamic_type_rule("cat", "a dynamic side is that of the first operand")
+@_seed_dynamic_type_rule("cat", "a dynamic dim is that of the first operand")
 def _(type, x, *others, dim):
     return TensorType(type.dtype, x.shape)
 
 
-@_seed_dynamic_type_rule("slice", "a dynamic side keeps its length")
+@_seed_dynamic_type_rule("slice", "a dynamic dim keeps its length")
 def _(type, x, **attrs):
     return TensorType(type.dtype, x.shape)
 
 
-@_seed_dynamic_type_rule("pad", "a dynamic side grows at its start only")
+@_seed_dynamic_type_rule("pad", "a dynamic dim is only padded at its start")
 def _(type, x, *, pad, **attrs):
     return _lengthen_dim(type, -1, -pad[1]) if is_symbolic(x.shape[-1:]) else type
 
 
-@_seed_dynamic_type_rule("permute", "dynamic sides stay where they are")
+@_seed_dynamic_type_rule("permute", "dynamic dims are not permuted")
 def _(type, x, **attrs):
     return TensorType(type.dtype, x.shape)
 
@@ -283,7 +283,7 @@ def _(original, emitter, expr):
     return emitter.op.Div(*emitter._together(*expr.args))
 
 
-@_seed_expression_rule("a quotient is rounded down only where the dividend may be negative", FloorDiv)
+@_seed_expression_rule("a quotient is only rounded down if the dividend may be negative", FloorDiv)
 def _(original, emitter, expr):
     if expr.args[0].is_nonnegative:
         return emitter.op.Div(*emitter._together(*expr.args))
@@ -295,25 +295,27 @@ def _(original, emitter, expr):
     return emitter.op.Mod(*emitter._together(*expr.args), fmod=1)
 
 
-@FAULTS.function("size expressions", "whatever is rounded is rounded down", SizeEmitter, "_round")
+@FAULTS.function("size expressions", "every rounding is down", SizeEmitter, "_round")
 def _(original, self, op_type, expr):
     return original(self, "Floor", expr)
 
 
-@FAULTS.function("size expressions", "a number is taken for a length, which is not negative", SizeEmitter, "_emit_atom")
+@FAULTS.function(
+    "size expressions", "a number is treated as a length, which is not negative", SizeEmitter, "_emit_atom"
+)
 def _(original, self, expr):
     value = original(self, expr)
     return value if expr.is_nonnegative or expr not in self._sources else self.op.Max(value, self.op.ints([0]))
 
 
-@FAULTS.lowering("multi_margin_loss", "the mean over no rows is what the runtime says, 0", levels=DYNAMIC)
+@FAULTS.lowering("multi_margin_loss", "the mean over no rows is that of the runtime, 0", levels=DYNAMIC)
 def _(original, op, x, *others, **attrs):
     lower = original.__wrapped__ if is_symbolic(op.shape(x)) else original
     return lower(op, x, *others, **attrs)
 
 
 @FAULTS.lowering(
-    "rms_norm", "rows of unknown length are normalized by a fused kernel, which refuses none", levels=DYNAMIC
+    "rms_norm", "rows of unknown length are normalized by a fused kernel, which rejects empty ones", levels=DYNAMIC
 )
 def _(original, op, x, weight, *, normalized_shape, eps):
     return original(PatchedOp(op, Mul=_multiply_or_square), x, weight, normalized_shape=normalized_shape, eps=eps)

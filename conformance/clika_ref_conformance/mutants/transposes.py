@@ -12,25 +12,23 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("transposes")
 
 
-@FAULTS.function("push-transposes", "sides that are named stay as they were named", transposes, "permute_attrs")
+@FAULTS.function("push-transposes", "dims in attributes are not permuted", transposes, "permute_attrs")
 def _(original, node, order):
     return node.attrs
 
 
-@FAULTS.function("push-transposes", "permutations are taken to be their own inverse", transposes, "invert_order")
+@FAULTS.function("push-transposes", "permutations are assumed to be their own inverse", transposes, "invert_order")
 def _(original, order):
     return order
 
 
-@FAULTS.patch("push-transposes", "a cumulative sum counts as elementwise", levels=("passes",))
+@FAULTS.patch("push-transposes", "a cumulative sum is treated as elementwise", levels=("passes",))
 def _(registry):
     with patch.object(layouts, "LAYOUT_AGNOSTIC", layouts.LAYOUT_AGNOSTIC | {"cumsum"}):
         yield
 
 
-@FAULTS.rule(
-    "push-transposes", "the order of the remaining sides is not asked for", transposes, "reduce_before_permute"
-)
+@FAULTS.rule("push-transposes", "the order of the remaining dims is not compared", transposes, "reduce_before_permute")
 def _(original, node, build):
     x, sides = node.inputs[0], layouts.dims_of(node)
     order = layouts.order_of(x.producer)
@@ -40,7 +38,7 @@ def _(original, node, build):
 
 
 @FAULTS.function(
-    "push-transposes", "a norm over several sides counts as one over the last", transposes, "operands_to_permute"
+    "push-transposes", "a norm over several dims is treated as one over the last", transposes, "operands_to_permute"
 )
 def _(original, node):
     return (0,) if node.op_type in layouts.LAST_DIM_OPERATORS else original(node)
@@ -48,7 +46,7 @@ def _(original, node):
 
 @FAULTS.function(
     "push-transposes",
-    "constants of lower rank are permuted from their first side",
+    "constants of lower rank are permuted from their first dim",
     transposes._RegionRewriter,
     "_entry",
 )
@@ -61,7 +59,7 @@ def _(original, self, value, order, inside, build):
 
 
 @FAULTS.function(
-    "push-transposes", "an entry by another order is permuted back first", transposes._RegionRewriter, "_entry"
+    "push-transposes", "an input of another permutation is permuted back first", transposes._RegionRewriter, "_entry"
 )
 def _(original, self, value, order, inside, build):
     first = layouts.order_of(value.producer)
@@ -72,7 +70,10 @@ def _(original, self, value, order, inside, build):
 
 
 @FAULTS.function(
-    "push-transposes", "an entry from within is permuted in the wrong order", transposes._RegionRewriter, "_entry"
+    "push-transposes",
+    "an input from inside the region is permuted in the wrong order",
+    transposes._RegionRewriter,
+    "_entry",
 )
 def _(original, self, value, order, inside, build):
     first = layouts.order_of(value.producer)
@@ -85,7 +86,7 @@ def _(original, self, value, order, inside, build):
 
 
 @FAULTS.function(
-    "push-transposes", "constants that calls overwrite are permuted beforehand", transposes._RegionRewriter, "_is_cheap"
+    "push-transposes", "constants that calls overwrite are permuted in advance", transposes._RegionRewriter, "_is_cheap"
 )
 def _(original, self, value):
     is_state = value.deferred_data is None and value.data is not None and value.name in self.graph.state

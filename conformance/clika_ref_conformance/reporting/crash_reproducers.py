@@ -26,20 +26,20 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Target
 from clika_ref.reporting.console import is_quiet, progress_console
 from clika_ref.serialization.atomic_files import write_atomically
-from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, GraphCase, Outcome, Task
 from clika_ref_conformance.execution.levels import import_level
 from clika_ref_conformance.execution.messages import WorkerSetup, task_of_json
 from clika_ref_conformance.execution.run import RunPlan, make_setup
 from clika_ref_conformance.execution.worker import make_suite
 from clika_ref_conformance.execution.worker_process import START_TIMEOUT_S
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reproducing.repro_script import limit_memory
-from clika_ref_conformance.reproducing.reproducers import CASES_FOLDER, case_name, make_reproducer
+from clika_ref_conformance.reproducing.reproducers import CASES_FOLDER, make_case_name, make_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 END_VERDICTS = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.MEMORY})
-"""Verdicts on a worker that is gone."""
+"""Verdicts on a worker that has ended."""
 
 MAX_REPRODUCERS = 20
 """Maximum number of such reproducers per run: each takes as long as the check took to die."""
@@ -85,14 +85,14 @@ def add_crash_reproducers(record: RunRecord, plan: RunPlan) -> RunRecord:
     """
     if plan.request.out is None or record.is_abandoned:
         return record
-    wanted: dict[tuple[Task, Verdict], Result] = {}
+    wanted: dict[tuple[Task, Verdict], CheckResult] = {}
     for result in record.results:
         if result.verdict in END_VERDICTS and result.name in record.plan.get(result.task, ()):
             wanted.setdefault((result.task, result.verdict), result)
     chosen = [result for result in wanted.values() if not result.reproducer][:MAX_REPRODUCERS]
     made: dict[tuple[Task, str], str] = {}
     for number, r in enumerate(chosen, 1):
-        _announce(f"Once more, to write down what ended it ({number} of {len(chosen)}): {r.task}: {r.name}")
+        _announce(f"Repeating a check that ended its worker ({number} of {len(chosen)}): {r.task}: {r.name}")
         made[r.task, r.name] = record_crash(r, make_setup(plan))
     results = [replace(r, reproducer=made.get((r.task, r.name)) or r.reproducer) for r in record.results]
     return replace(record, results=results)
@@ -103,9 +103,9 @@ def _announce(line: str) -> None:
         progress_console().print(line, markup=False, soft_wrap=True)
 
 
-def record_crash(result: Result, setup: WorkerSetup) -> str:
+def record_crash(result: CheckResult, setup: WorkerSetup) -> str:
     """Run a check again until it dies; return the path of its reproducer, or nothing if it survives or wrote none."""
-    path = f"{CASES_FOLDER}/{case_name(result.task, f'{result.task} {result.name}'.encode())}"
+    path = f"{CASES_FOLDER}/{make_case_name(result.task, f'{result.task} {result.name}'.encode())}"
     file = Path(setup.out) / path
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -153,11 +153,13 @@ def main() -> None:
         faulthandler.dump_traceback_later(setup.profile.case_seconds, exit=True)  # a hang ends like a crash
 
     def write_case(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
-        case = Case(request["check"], graph, [Run("last", tuple(inputs))] if inputs or not graph.inputs else [])
+        case = GraphCase(
+            request["check"], graph, [CaseRun("last", tuple(inputs))] if inputs or not graph.inputs else []
+        )
         write(Outcome(request["check"], comparison, "last", case))
 
-    watched: Suite = replace(suite, target=RecordingTarget(suite.target, write_case))  # pyright: ignore[reportArgumentType]
-    for check in import_level(setup.levels[task.level]).checks(task, watched):
+    recording_suite: Suite = replace(suite, target=RecordingTarget(suite.target, write_case))  # pyright: ignore[reportArgumentType]
+    for check in import_level(setup.levels[task.level]).checks(task, recording_suite):
         if check.name == request["check"]:
             write(Outcome(check.name, comparison))  # of the check itself, if it dies before the target is called
             check.run()

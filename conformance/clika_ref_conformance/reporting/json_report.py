@@ -16,8 +16,8 @@ from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.reproducing.json_values import read_number, to_json
 from clika_ref_conformance.verdicts import COUNT_FIELDS, Comparison, Verdict
 
-SCHEMA_VERSION = 1
-"""Increased when the current code cannot read earlier reports any more."""
+SCHEMA_VERSION = 2
+"""Increased when the fields change. Only reports of this version are read."""
 
 JSON_FILE = "report.json"
 
@@ -80,29 +80,32 @@ def read_json(path: Path) -> Report:
     """Read a report and check that its counts add up.
 
     Raises:
-        ReportError: it is no report, is damaged, or was written by a newer version.
+        ReportError: it is no report, is damaged, or has another schema.
     """
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
-            msg = f"{path} has {path.stat().st_size:,} bytes, more than the {MAX_REPORT_BYTES:,} that a report may have"
+            size = f"{path.stat().st_size:,} bytes, more than {MAX_REPORT_BYTES:,}"
+            msg = f"cannot read the report {str(path)!r}: it has {size}"
             raise ReportError(msg)  # noqa: TRY301 - the handlers below are for errors of reading
         return _read(json.loads(path.read_bytes()))
     except OSError as error:
-        msg = f"cannot read the report {str(path)!r}: {error.strerror}; give a report.json that a run has written"
+        msg = f"cannot read the report {str(path)!r}: {error.strerror}. Give the report.json of a run."
         raise ReportError(msg) from error
     except ReportError as error:
         error.add_note(f"in {path}")
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        msg = f"{path} is no report of a conformance run, or is damaged: {type(error).__name__}: {error}"
+        problem = f"it is damaged, or no report of a run ({type(error).__name__}: {error})"
+        msg = f"cannot read the report {str(path)!r}: {problem}"
         raise ReportError(msg) from error
 
 
 def _read(document: Mapping[str, Any]) -> Report:
     schema = _read_count(document["schema"], "schema")
-    if not 0 < schema <= SCHEMA_VERSION:
-        remedy = "; update it" if schema > SCHEMA_VERSION else ""
-        msg = f"the report has schema {schema}, this suite reads 1 to {SCHEMA_VERSION}{remedy}"
+    if schema != SCHEMA_VERSION:
+        problem = f"it has schema {schema}, but this suite reads schema {SCHEMA_VERSION}"
+        remedy = "Update the suite." if schema > SCHEMA_VERSION else "A development version wrote it; run again."
+        msg = f"cannot read the report: {problem}. {remedy}"
         raise ReportError(msg)
     report = Report(
         str(document["target"]),
@@ -123,11 +126,14 @@ def _read(document: Mapping[str, Any]) -> Report:
     )
     stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
     if stated != summed:
-        msg = f"the accounts do not add up: the report states {stated}, its tasks have {summed}; write it anew"
+        msg = (
+            f"cannot read the report: its verdicts are {stated}, but those of its tasks {summed}. Run the suite again."
+        )
         raise ReportError(msg)
     if report.planned != sum(summed.values()) and not report.problems:
         msg = (
-            f"the accounts do not add up: {report.planned:,} checks were planned, {sum(summed.values()):,} have results"
+            f"cannot read the report: {report.planned:,} checks were planned, but {sum(summed.values()):,} have "
+            "results. Run the suite again."
         )
         raise ReportError(msg)
     return report
@@ -151,7 +157,7 @@ def _read_detail(entry: Mapping[str, Any]) -> Detail:
     comparison = Comparison(verdict, message, error, bound, ratio, quality, *counts, reason=reason)
     check, run, reproducer, listing = (str(entry[key]) for key in ("check", "run", "reproducer", "listing"))
     if reproducer and not _REPRODUCER_PATTERN.fullmatch(reproducer):
-        msg = f"the reproducer {reproducer!r} lies outside the folder cases/"
+        msg = f"the reproducer {reproducer!r} is outside the folder cases/"
         raise ReportError(msg)
     return Detail(check, comparison, run, _to_texts(entry["facts"]), reproducer, listing)
 
@@ -160,8 +166,8 @@ def _to_texts(entries: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in entries.items()}
 
 
-def _read_count(item: Any, what: str) -> int:
+def _read_count(item: Any, name: str) -> int:
     if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-        msg = f"{what} is {item!r}, not a count"
+        msg = f"{name} is {item!r}, not a count"
         raise ReportError(msg)
     return item

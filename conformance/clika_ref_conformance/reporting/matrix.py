@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from clika_ref_conformance.profiles import ALL_DTYPES
-from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, worst_verdict
+from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, find_worst_verdict
 from clika_ref_conformance.reporting.repro_commands import format_commands
 from clika_ref_conformance.verdicts import Verdict
 
@@ -17,13 +17,13 @@ STYLE_BY_VERDICT = {
     Verdict.DEVIATION: "declared",
     Verdict.XFAIL: "declared",
     Verdict.UNSTABLE: "unstable",
-    Verdict.UNSUPPORTED: "refused",
-    Verdict.NOT_RUN: "refused",
-    Verdict.UNDECLARED: "missed",
-    Verdict.XPASS: "missed",
-    Verdict.CRASH: "dead",
-    Verdict.HANG: "dead",
-    Verdict.MEMORY: "dead",
+    Verdict.UNSUPPORTED: "rejected",
+    Verdict.NOT_RUN: "rejected",
+    Verdict.UNDECLARED: "undeclared",
+    Verdict.XPASS: "undeclared",
+    Verdict.CRASH: "crashed",
+    Verdict.HANG: "crashed",
+    Verdict.MEMORY: "crashed",
 }
 """Color of a verdict; failures that are not listed are wrong results."""
 
@@ -41,8 +41,8 @@ LETTER_BY_VERDICT = {
 """Letter of a cell without a grade. Failures that are not listed have a cross, so that color is not needed."""
 
 HINT_BY_LEVEL = {
-    "operators": "Every operator in every dtype, on drawn and special inputs; right halves: one compile, many sizes.",
-    "passes": "Every pass on graphs on which it fires, on near misses of those, and on random graphs.",
+    "operators": "Every operator in every dtype, on drawn and special inputs. Right halves: one artifact, all sizes.",
+    "passes": "Every pass on graphs where it fires, on near misses of those, and on random graphs.",
     "pairs": "Every chain, fan-out and tap of two operators.",
 }
 
@@ -124,7 +124,7 @@ def _make_tab(
     found: dict[str, dict[tuple[int, str, bool], list[TaskReport]]] = {}
     for index, report in enumerate(reports):
         entries = [entry for entry in report.tasks if entry.task.level in wanted]
-        groups.append(ColumnGroup(report.target, sorted({e.task.dtype for e in entries}, key=_dtype_order) or [""]))
+        groups.append(ColumnGroup(report.target, sorted({e.task.dtype for e in entries}, key=_rank_dtype) or [""]))
         for entry in entries:
             task = entry.task
             found.setdefault(task.subject, {}).setdefault((index, task.dtype, task.dynamic), []).append(entry)
@@ -141,7 +141,7 @@ def _make_tab(
     return Tab(title, HINT_BY_LEVEL.get(title, ""), groups, rows)
 
 
-def _dtype_order(dtype: str) -> tuple[int, str]:
+def _rank_dtype(dtype: str) -> tuple[int, str]:
     return (ALL_DTYPES.index(dtype) if dtype in ALL_DTYPES else len(ALL_DTYPES), dtype)
 
 
@@ -150,7 +150,7 @@ def _make_half(
 ) -> HalfCell | None:
     if not entries:
         return None
-    verdict = worst_verdict({entry.verdict: 1 for entry in entries})
+    verdict = find_worst_verdict({entry.verdict: 1 for entry in entries})
     grade = max((entry.grade for entry in entries), default="")
     letter = (grade if verdict is Verdict.PASS else "") or LETTER_BY_VERDICT.get(verdict, "✕")
     first = len(cases)
@@ -172,7 +172,7 @@ def _make_case(entry: TaskReport, detail: Detail, report: Report, prefix: str) -
         "error": f"{found.error:.6g}",
         "bound": f"{found.bound:.6g}",
         "error / bound": f"{found.ratio:.4g}",
-        "times as coarse as eager": f"{found.quality:.4g}, grade {found.grade}",
+        "mean error / eager's": f"{found.quality:.4g}, grade {found.grade}",
         "elements": f"{found.elements:,}, {found.ambiguous:,} ambiguous, {found.unstable:,} unstable",
     }
     path = detail.reproducer

@@ -21,7 +21,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.passes import sort_passes
 from clika_ref.core.registry import Registry
 from clika_ref.serialization.graph_format import decode, graph_from_json
-from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, GraphCase, Outcome, Task
 from clika_ref_conformance.deviations import read_declarations
 from clika_ref_conformance.drawing.motifs.rebuilding import SUITE_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
@@ -55,7 +55,7 @@ class Reproducer:
     path: Path
     task: Task
     check: str
-    case: Case
+    case: GraphCase
     target: str
     verdict: str
     message: str
@@ -81,7 +81,7 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
     name = target or found.target
     if not target and ":" in name:
         # A file must not select a module to import.
-        msg = f"{path} was made with the target {name}, which is code of yours; replay it with --target {name}"
+        msg = f"cannot replay {path}: a zip must not select code to import. Give its target yourself: --target {name}"
         raise ReportError(msg)
     with TemporaryDirectory() as folder:
         tested = load_target(name, registry)
@@ -96,12 +96,12 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
 def _repeat_check(found: Reproducer, suite: Suite) -> Outcome:
     """Repeat the check that produced the finding."""
     if found.task.level not in LEVELS:
-        msg = f"{found.path} repeats a check of the level {found.task.level!r}; levels are {', '.join(LEVELS)}"
+        msg = f"cannot replay {found.path}: there is no level {found.task.level!r}. Levels are {', '.join(LEVELS)}."
         raise ReportError(msg)
     checks = [check for check in plan_checks(found.task, suite) if check.name in (found.check, BROKEN_PLAN_CHECK)]
     if not checks:
-        gone = f"the task {found.task} has no check {found.check!r} any more"
-        return Outcome(found.check, make_not_run(Reason.GONE, gone))
+        message = f"the task {found.task} no longer has the check {found.check!r}"
+        return Outcome(found.check, make_not_run(Reason.NO_LONGER_PLANNED, message))
     return run_check(checks[0])
 
 
@@ -109,7 +109,7 @@ def _repeat_pass(found: Reproducer, suite: Suite) -> Outcome:
     """Check the pass of a task, or all passes in the orders of its check, by the rules for passes again."""
     passes = {**suite.registry.passes, **{p.name: p for p in suite.target.passes()}}
     if found.task.subject not in passes:
-        msg = f"no installed plugin provides the pass {found.task.subject!r}; install it"
+        msg = f"cannot replay {found.path}: there is no pass {found.task.subject!r}. Install its plugin."
         raise ReportError(msg)
     every, random = sort_passes(list(passes.values())), Random(0)  # noqa: S311 - test data, not cryptography
     orders = {
@@ -138,7 +138,7 @@ def read_reproducer(path: Path, registry: Registry) -> Reproducer:
     """Read a reproducer; nothing in it is executed.
 
     Raises:
-        ReportError: it is damaged, of a newer version, or uses an operator that no installed plugin declares.
+        ReportError: it is damaged, of another format, or uses an operator that no installed plugin declares.
     """
     files = unpack(path)
     try:
@@ -152,10 +152,10 @@ def read_reproducer(path: Path, registry: Registry) -> Reproducer:
         msg = str(error) if str(path) in str(error) else f"cannot replay {path}: {error}"
         raise ReportError(msg) from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, SafetensorError, RecursionError) as error:
-        msg = f"the reproducer {path} is damaged: {type(error).__name__}: {error}"
+        msg = f"cannot replay {path}: it is damaged ({type(error).__name__}: {error})"
         raise ReportError(msg) from error
     target, verdict, message, check = map(str, texts)
-    return Reproducer(path, task, check, case, target, verdict, message, profile, bool(meta.get("repeats")))
+    return Reproducer(path, task, check, case, target, verdict, message, profile, bool(meta["repeats_check"]))
 
 
 def _read_profile(meta: Mapping[str, Any]) -> Profile:
@@ -163,19 +163,20 @@ def _read_profile(meta: Mapping[str, Any]) -> Profile:
     known = PROFILES.get(str(meta.get("profile")), Profile("replay"))
     seconds = float(meta.get("limit_seconds", known.case_seconds))
     if not 0 < seconds <= MAX_CASE_SECONDS:
-        msg = f"limit_seconds is {seconds}, not a time of up to a day"
+        msg = f"limit_seconds is {seconds}, not a time of at most a day"
         raise ReportError(msg)
     memory = int(meta.get("limit_bytes", known.memory_bytes))
     if not 0 <= memory <= MAX_MEMORY_BYTES:
-        msg = f"limit_bytes is {memory}, not a size of memory"
+        msg = f"limit_bytes is {memory}, not a number of bytes"
         raise ReportError(msg)
     limits = {"case_seconds": seconds, "memory_bytes": memory}
     return replace(known, seed=int(meta.get("seed", 0)), trusts_eager=False, **limits)
 
 
 def _check_format(written: int) -> None:
-    if written > REPRODUCER_FORMAT:
-        msg = f"it has format {written}, this suite reads up to {REPRODUCER_FORMAT}; update clika-ref-conformance"
+    if written != REPRODUCER_FORMAT:
+        remedy = "Update it." if written > REPRODUCER_FORMAT else "A development version wrote it; run again."
+        msg = f"it has format {written}, but this suite reads format {REPRODUCER_FORMAT}. {remedy}"
         raise ReportError(msg)
 
 
@@ -184,7 +185,7 @@ def _read_task(entry: Mapping[str, Any]) -> Task:
     return Task(level, subject, dtype, bool(entry["dynamic"]))
 
 
-def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Registry) -> Case:
+def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Registry) -> GraphCase:
     weights = safetensors.torch.load(files["weights.safetensors"])
     operators = {**SUITE_OPERATORS, **registry.operators}
     graph = graph_from_json(json.loads(files["graph.json"]), operators.get, weights)
@@ -193,12 +194,12 @@ def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Re
     runs = [_read_run(entry, index, arrays) for index, entry in enumerate(meta["runs"])]
     for run in runs:
         if len(run.inputs) != len(graph.inputs):
-            msg = f"the run {run.name!r} has {len(run.inputs)} inputs, and its graph {len(graph.inputs)}"
+            msg = f"the run {run.name!r} has {len(run.inputs)} inputs, but its graph has {len(graph.inputs)}"
             raise ReportError(msg)
     facts = {str(key): decode(value) for key, value in meta["facts"].items()}
-    return Case(str(meta["case"]), graph, runs, facts, passes=bool(meta["passes"]))
+    return GraphCase(str(meta["case"]), graph, runs, facts, passes=bool(meta["passes"]))
 
 
-def _read_run(entry: Mapping[str, Any], index: int, arrays: Mapping[str, np.ndarray]) -> Run:
+def _read_run(entry: Mapping[str, Any], index: int, arrays: Mapping[str, np.ndarray]) -> CaseRun:
     inputs = [rebuild_tensor(layout, arrays[f"run{index}_input{i}"]) for i, layout in enumerate(entry["inputs"])]
-    return Run(str(entry["name"]), tuple(inputs))
+    return CaseRun(str(entry["name"]), tuple(inputs))

@@ -48,9 +48,9 @@ def replay_in_process(path: Path, target: str = "", *, debug: bool = False) -> i
 def _describe_exit(status: int, words: str) -> str:
     """Describe how a target ended its process, from the exit status and its output."""
     if TIMEOUT_PREFIX in words:
-        return f"{Verdict.HANG}: no end within the time that the run allowed"
+        return f"{Verdict.HANG}: no result within the time limit of the run"
     verdict = Verdict.MEMORY if has_memory_error(words) else Verdict.CRASH
-    return f"{verdict}: the target ended its process, with status {status}"
+    return f"{verdict}: the target ended its process with status {status}"
 
 
 def main() -> None:

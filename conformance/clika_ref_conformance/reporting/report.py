@@ -54,13 +54,13 @@ class TaskReport:
     elements: int = 0
     ambiguous: int = 0
     unstable: int = 0
-    strayed: int = 0
+    unstable_finite: int = 0
     seconds: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
         """Verdict that represents the task."""
-        return worst_verdict(self.verdicts)
+        return find_worst_verdict(self.verdicts)
 
     @property
     def grade(self) -> str:
@@ -118,7 +118,7 @@ class Report:
         return list(dict.fromkeys(entry.task.level for entry in self.tasks))
 
 
-def worst_verdict(verdicts: Mapping[Verdict, int]) -> Verdict:
+def find_worst_verdict(verdicts: Mapping[Verdict, int]) -> Verdict:
     """Return the verdict that represents several: the most severe one, or `NOT_RUN` if there are none."""
     return max(
         (verdict for verdict, count in verdicts.items() if count),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reporting.report import SEVERITY_BY_VERDICT, Detail, Report, TaskReport, UnrunChecks
 from clika_ref_conformance.verdicts import COUNT_FIELDS, Verdict
 
@@ -19,7 +19,7 @@ MAX_LISTING_BYTES = 2**20
 
 def make_report(record: RunRecord, folder: Path | None = None) -> Report:
     """Return the report of a run; listings are read from the reproducers in ``folder``."""
-    found: dict[Task, list[Result]] = {task: [] for task in record.plan}
+    found: dict[Task, list[CheckResult]] = {task: [] for task in record.plan}
     for result in record.results:
         found.setdefault(result.task, []).append(result)
     return Report(
@@ -38,7 +38,7 @@ def make_report(record: RunRecord, folder: Path | None = None) -> Report:
     )
 
 
-def _count_unrun(results: Sequence[Result]) -> dict[str, UnrunChecks]:
+def _count_unrun(results: Sequence[CheckResult]) -> dict[str, UnrunChecks]:
     """Count checks that were not run by reason, the most frequent first."""
     found: dict[str, list[str]] = {}
     for comparison in (r.comparison for r in results if r.verdict is Verdict.NOT_RUN):
@@ -47,7 +47,7 @@ def _count_unrun(results: Sequence[Result]) -> dict[str, UnrunChecks]:
     return {str(reason): UnrunChecks(len(messages), messages[0]) for reason, messages in most_first}
 
 
-def _make_task_report(task: Task, results: Sequence[Result], folder: Path | None) -> TaskReport:
+def _make_task_report(task: Task, results: Sequence[CheckResult], folder: Path | None) -> TaskReport:
     counts = Counter(result.verdict for result in results)
     verdicts = sorted(counts, key=SEVERITY_BY_VERDICT.__getitem__, reverse=True)
     chosen = [max((r for r in results if r.verdict is verdict), key=_rank) for verdict in verdicts]
@@ -60,14 +60,14 @@ def _make_task_report(task: Task, results: Sequence[Result], folder: Path | None
     )
 
 
-def _rank(result: Result) -> tuple[bool, float, float]:
+def _rank(result: CheckResult) -> tuple[bool, float, float]:
     """Rank the cases of one verdict: first by whether they can be replayed, then by the size of the error."""
     ratio, quality = result.comparison.ratio, result.comparison.quality
     # Comparisons with NaN are false, so the first of several cases would win.
     return bool(result.reproducer), ratio if ratio == ratio else float("inf"), quality if quality == quality else 0.0  # noqa: PLR0124
 
 
-def _make_detail(result: Result, folder: Path | None) -> Detail:
+def _make_detail(result: CheckResult, folder: Path | None) -> Detail:
     listing = _read_listing(folder / result.reproducer) if folder is not None and result.reproducer else ""
     return Detail(result.name, result.comparison, result.run, dict(result.facts), result.reproducer, listing)
 

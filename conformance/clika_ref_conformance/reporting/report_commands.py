@@ -40,15 +40,17 @@ def diff_and_show(old: Path, new: Path) -> int:
     for notice in found.notices:
         console.print(notice, style="yellow", markup=False, soft_wrap=True)
     for title, changes in (
-        ("worse", found.regressions),
+        ("regression", found.regressions),
         ("fixed", found.fixed),
         ("new", found.new),
-        ("gone", found.gone),
+        ("missing", found.missing),
     ):
         for change in changes:
-            console.print(f"{title}: {change}", style="red" if title == "worse" else None, markup=False, soft_wrap=True)
-    counts = f"{len(found.regressions)} worse, {len(found.fixed)} fixed, {len(found.new)} new, {len(found.gone)} gone"
-    console.print(counts, markup=False)
+            console.print(
+                f"{title}: {change}", style="red" if title == "regression" else None, markup=False, soft_wrap=True
+            )
+    counts = f"{len(found.regressions)} regressions, {len(found.fixed)} fixed"
+    console.print(f"{counts}, {len(found.new)} new, {len(found.missing)} missing", markup=False)
     return found.exit_code
 
 

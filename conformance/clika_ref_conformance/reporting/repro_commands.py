@@ -23,6 +23,6 @@ def format_commands(reproducer: str, report: Report, prefix: str = ".") -> str:
     option = f" --target {shlex.quote(report.target)}" if ":" in report.target else ""  # a zip must not select code
     return (
         f"{found}clika-ref conformance replay {path}{option}\n"
-        "# or with torch, numpy, clika-ref and the plugins of target and operators alone:\n"
+        "# or without the suite: it needs torch, numpy, clika-ref, and the plugins of the target and the operators\n"
         f"python -m zipfile -e {path} {folder} && {found}python {folder}/repro.py"
     )

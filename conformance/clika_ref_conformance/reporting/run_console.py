@@ -12,7 +12,7 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.reporting.console import format_duration, is_quiet, progress_console, result_console
 from clika_ref.reporting.progress import SimpleProgressBar
 from clika_ref_conformance.execution.run import Execution, RunPlan, RunRequest, execute_plan, plan_run
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reporting.crash_reproducers import add_crash_reproducers
 from clika_ref_conformance.reporting.html_matrix import HTML_FILE as PAGE
 from clika_ref_conformance.reporting.html_matrix import write_html
@@ -38,7 +38,7 @@ def make_report_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"the folder {path} for the report cannot be made: {error}"
+        msg = f"cannot create the report folder {path}: {error}"
         raise ClikaError(msg) from error
     return path.absolute()
 
@@ -53,7 +53,7 @@ class ProgressReporter:
         self.checks = self.failed = 0
         self.due = time.monotonic() + PROGRESS_LINE_SECONDS
 
-    def __call__(self, result: Result | None, run: Execution) -> None:
+    def __call__(self, result: CheckResult | None, run: Execution) -> None:
         """Update the progress for a result, or for elapsed time if it is None."""
         self.checks += result is not None
         self.failed += result is not None and result.verdict.is_failure
@@ -98,32 +98,32 @@ def _write_report(record: RunRecord, out: Path) -> None:
 
 
 def print_record(record: RunRecord, console: Console) -> None:
-    """Print the failures, the declared deviations that were seen, and the accounting."""
+    """Print the failures, the declared deviations that occurred, and the accounting."""
     failures = record.failures
     for result in failures[:MAX_SHOWN_FAILURES]:
         console.print(
-            f"{result.verdict}: {result.task}: {result.name}" + _location_text(result), style="red", markup=False
+            f"{result.verdict}: {result.task}: {result.name}" + _format_location(result), style="red", markup=False
         )
-        console.print(_indent(_message_with_call(result)), markup=False, soft_wrap=True)
+        console.print(_indent(_format_message_with_call(result)), markup=False, soft_wrap=True)
     if len(failures) > MAX_SHOWN_FAILURES:
         console.print(
-            f"... and {len(failures) - MAX_SHOWN_FAILURES:,} failures more, all in the report (--out)", markup=False
+            f"... and {len(failures) - MAX_SHOWN_FAILURES:,} more failures; --out reports all of them", markup=False
         )
     for problem in (*record.problems, *record.doubts, *record.find_accounting_errors()):
         console.print(problem, style="red", markup=False, soft_wrap=True)
     for account in record.deviations:
-        if account["seen"]:
-            console.print(f"deviation {account['id']}: {account['seen']} checks: {account['reason']}", markup=False)
-    console.print(_summary_line(record), markup=False, soft_wrap=True)
+        if account["occurred"]:
+            console.print(f"deviation {account['id']}: {account['occurred']} checks: {account['reason']}", markup=False)
+    console.print(_format_summary(record), markup=False, soft_wrap=True)
 
 
-def _location_text(result: Result) -> str:
+def _format_location(result: CheckResult) -> str:
     parts = [f"inputs {result.run}" if result.run else "", result.reproducer]
     shown = ", ".join(part for part in parts if part)
     return f" ({shown})" if shown else ""
 
 
-def _message_with_call(result: Result) -> str:
+def _format_message_with_call(result: CheckResult) -> str:
     """Return the message, prefixed by the call if it does not quote it itself."""
     call, message = result.facts.get("call", ""), result.comparison.message
     return message if call in message else f"{call}: {message}"
@@ -133,9 +133,9 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def _summary_line(record: RunRecord) -> str:
+def _format_summary(record: RunRecord) -> str:
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in _order_counts(record))
-    short = "ACCOUNTS DO NOT ADD UP" if record.find_accounting_errors() else "PROVES TOO LITTLE"
+    short = "COUNTS DO NOT ADD UP" if record.find_accounting_errors() else "PROVES TOO LITTLE"
     outcome = {0: "passed", 1: "FAILED", 3: short}[record.exit_code]
     return (
         f"{record.target} {outcome}: {record.planned:,} checks of {len(record.plan):,} tasks in "

@@ -54,23 +54,23 @@ def unpack(path: Path) -> dict[str, bytes]:
             _check_entries(path, entries)
             return {entry.filename: archive.read(entry) for entry in entries}
     except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        msg = f"cannot read the reproducer {str(path)!r}: {error}; give a CASE.zip that a conformance run has written"
+        msg = f"cannot read the reproducer {str(path)!r}: {error}. Give a CASE.zip of a report."
         raise ReportError(msg) from error
 
 
 def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
     names = [entry.filename for entry in entries]
-    problems = [f"holds {len(names)} files, more than {MAX_ENTRIES}"] if len(names) > MAX_ENTRIES else []
-    stray = [n for n in names if n not in REQUIRED_FILES and not is_artifact_file(n)]
-    if stray:
-        problems.append(f"holds {stray[:5]}, which no reproducer has")
+    problems = [f"has {len(names)} files, more than {MAX_ENTRIES}"] if len(names) > MAX_ENTRIES else []
+    unknown = [n for n in names if n not in REQUIRED_FILES and not is_artifact_file(n)]
+    if unknown:
+        problems.append(f"contains {unknown[:5]}, which no reproducer has")
     if len(set(names)) < len(names):
-        problems.append("holds one name twice")
+        problems.append("contains a name twice")
     if lacking := [n for n in REQUIRED_FILES if n not in names]:
         problems.append(f"lacks {lacking}")
     size = sum(entry.file_size for entry in entries)
     if size > MAX_UNPACKED_BYTES:
         problems.append(f"unpacks to {size:,} bytes, more than {MAX_UNPACKED_BYTES:,}")
     if problems:
-        msg = f"{str(path)!r} is no reproducer, or was changed: it {', '.join(problems)}"
+        msg = f"cannot read the reproducer {str(path)!r}: it {', '.join(problems)}. Give a CASE.zip of a report."
         raise ReportError(msg)

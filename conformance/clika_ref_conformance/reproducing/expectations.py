@@ -32,14 +32,14 @@ def make_expectation(expected: ExpectedOutput, *, coarse: bool = False) -> dict[
     """
     if not expected.eager.is_floating_point():
         return _expect_integers(expected)
-    low, high = _correct_interval(expected)
+    low, high = _compute_correct_interval(expected)
     special = torch.zeros(expected.eager.shape, dtype=torch.uint8)
     for bit, value in enumerate(SPECIAL_VALUES):
         right = expected.accepts(torch.full_like(expected.eager, value)) | expected.random
         special |= right.to(torch.uint8) << bit
     arrays = {"low": low.numpy(), "high": high.numpy(), "special": special.numpy()}
     if coarse and expected.products is not None:
-        arrays |= {"exact": expected.exact.double().numpy(), "mean": np.array(_max_mean_error(expected))}
+        arrays |= {"exact": expected.exact.double().numpy(), "mean": np.array(_compute_max_mean_error(expected))}
     return arrays
 
 
@@ -56,7 +56,7 @@ def _expect_integers(expected: ExpectedOutput) -> dict[str, np.ndarray]:
     return {"low": low.numpy(), "high": high.numpy()}
 
 
-def _correct_interval(expected: ExpectedOutput) -> tuple[torch.Tensor, torch.Tensor]:
+def _compute_correct_interval(expected: ExpectedOutput) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and the largest correct finite number; NaN if there is none."""
     eager = expected.eager.double()
     if expected.same and not expected.random:
@@ -70,7 +70,7 @@ def _correct_interval(expected: ExpectedOutput) -> tuple[torch.Tensor, torch.Ten
     return torch.where(free, -math.inf, low), torch.where(free, math.inf, high)
 
 
-def _max_mean_error(expected: ExpectedOutput) -> float:
+def _compute_max_mean_error(expected: ExpectedOutput) -> float:
     """Return the root mean square error above which the judge rejects an output as too coarse."""
     eager = expected.eager
     probe = eager.double() + PROBE_ULPS * ulp_of(eager.double(), eager.dtype)

@@ -22,7 +22,7 @@ def to_json(item: Any) -> Any:
     return item
 
 
-def read_number(item: Any, what: str) -> float:
+def read_number(item: Any, name: str) -> float:
     """Return a number that `to_json` wrote.
 
     Raises:
@@ -31,6 +31,6 @@ def read_number(item: Any, what: str) -> float:
     if isinstance(item, bool) or not isinstance(item, int | float):
         if item in _NON_FINITE_WORDS:
             return _NON_FINITE_WORDS[item]
-        msg = f"{what} is {item!r}, not a number"
+        msg = f"{name} is {item!r}, not a number"
         raise ReportError(msg)
     return float(item)

@@ -20,7 +20,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.serialization.atomic_files import write_atomically
 from clika_ref.serialization.graph_format import encode, graph_to_json
-from clika_ref_conformance.cases import Case, Compiled, Outcome, Task
+from clika_ref_conformance.cases import Compiled, GraphCase, Outcome, Task
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.reproducing.archives import ARTIFACT_FOLDER, is_artifact_file, pack
 from clika_ref_conformance.reproducing.expectations import make_expectation
@@ -29,8 +29,8 @@ from clika_ref_conformance.reproducing.tensors import elements_of, layout_of, to
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
 
-REPRODUCER_FORMAT = 1
-"""Increased when the current code cannot read earlier reproducers any more."""
+REPRODUCER_FORMAT = 2
+"""Increased when the content changes. Only reproducers of this format are read."""
 
 CASES_FOLDER = "cases"
 """Folder of reproducers, next to the report."""
@@ -56,7 +56,7 @@ def write_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str, re
         ``cases/NAME.zip``.
     """
     content = make_reproducer(outcome, task, suite, target)
-    path = f"{CASES_FOLDER}/{case_name(task, content)}"
+    path = f"{CASES_FOLDER}/{make_case_name(task, content)}"
     (report / CASES_FOLDER).mkdir(parents=True, exist_ok=True)
     with write_atomically(report / path) as file:
         file.write(content)
@@ -70,7 +70,7 @@ def remove_stale_cases(report: Path, named: Collection[str]) -> None:
             path.unlink()
 
 
-def case_name(task: Task, content: bytes) -> str:
+def make_case_name(task: Task, content: bytes) -> str:
     """Return a descriptive file name that depends on the content."""
     label = re.sub(r"[^A-Za-z0-9]+", "-", f"{task.level}-{task.subject}-{task.dtype}").strip("-").lower()[:60]
     return f"{label}-{hashlib.sha256(content).hexdigest()[:CHECKSUM_DIGITS]}.zip"
@@ -78,7 +78,7 @@ def case_name(task: Task, content: bytes) -> str:
 
 def make_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes:
     """Return the reproducer of an outcome; equal outcomes give equal bytes."""
-    case = outcome.case or Case(outcome.name, Graph("nothing"), ())
+    case = outcome.case or GraphCase(outcome.name, Graph("nothing"), ())
     files = {"repro.py": Path(__file__).with_name("repro_script.py").read_bytes()}
     inputs = {f"run{r}_input{i}": elements_of(t) for r, run in enumerate(case.runs) for i, t in enumerate(run.inputs)}
     files["inputs.npz"] = to_npz(inputs)
@@ -93,11 +93,11 @@ def make_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> 
     weights = {n: v.data.detach().cpu().contiguous() for n, v in case.graph.constants.items() if v.data is not None}
     files["weights.safetensors"] = safetensors.torch.save({name: data.clone() for name, data in weights.items()})
     files["graph.json"] = _encode_json(graph_to_json(case.graph))
-    meta = _outcome_facts(outcome, case, task, target) | {
+    meta = _collect_facts(outcome, case, task, target) | {
         "artifact": _add_artifact(outcome.compiled, files),
         "profile": suite.profile.name,
         "seed": suite.profile.seed,
-        "repeats": outcome.case is None,
+        "repeats_check": outcome.case is None,
         "limit_seconds": suite.profile.case_seconds,
         "limit_bytes": suite.profile.memory_bytes,
         "runs": [
@@ -109,7 +109,7 @@ def make_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> 
     return pack(files)
 
 
-def _outcome_facts(outcome: Outcome, case: Case, task: Task, target: str) -> dict[str, Any]:
+def _collect_facts(outcome: Outcome, case: GraphCase, task: Task, target: str) -> dict[str, Any]:
     return {
         "format": REPRODUCER_FORMAT,
         "suite": version("clika-ref-conformance"),
@@ -134,7 +134,7 @@ def _encode_fact(value: Any) -> Any:
         return str(value)
 
 
-def _format_listing(case: Case) -> str:
+def _format_listing(case: GraphCase) -> str:
     text = str(case.graph)
     return (
         text

@@ -41,12 +41,12 @@ def load_target(text: str, registry: Registry) -> Target:
         _query(text, part, partial(getattr, target, part, None))
     reason = invalid_target_reason(target)
     if reason is not None:
-        msg = f"{text} is no valid target: {reason}"
+        msg = f"cannot use the target {text}: {reason}"
         raise TargetError(msg)
     _query(text, "passes()", lambda: list(target.passes()))
     problem = _query(text, "unavailable_reason()", target.unavailable_reason)
     if problem is not None:
-        msg = f"the target {target.name} cannot be used here: {problem}"
+        msg = f"cannot use the target {target.name}: {problem}"
         raise TargetError(msg)
     return target
 
@@ -75,8 +75,8 @@ def _query(text: str, part: str, ask: Callable[[], T]) -> T:
         return ask()
     except (Exception, SystemExit) as error:
         msg = (
-            f"{part} of the target {text} raised {type(error).__name__}: {error}. Correct the target: nothing "
-            "raises before a graph is compiled, and unavailable_reason() reports a runtime that is not installed."
+            f"cannot use the target {text}: its {part} raised {type(error).__name__}: {error}. Raise no error before a "
+            "graph is compiled, and let unavailable_reason() report a runtime that is not installed."
         )
         raise TargetError(msg) from error
 
@@ -86,12 +86,12 @@ def _find_by_name(text: str, registry: Registry) -> Target:
     found = known.get(full_target_name(text))
     if found is None:
         near = difflib.get_close_matches(text, known)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
         if full_target_name(text) in TARGET_DISTRIBUTIONS:
-            hint = f"{target_hint(text)} "
+            hint = f" {target_hint(text)}"
         msg = (
-            f"no target is called {text!r}. {hint}Installed are {', '.join(sorted(known))}. "
-            "One that is not installed as a plugin is given as package.module:TARGET."
+            f"there is no target {text!r}.{hint} Installed: {', '.join(sorted(known))}. "
+            "Give a target that is not installed as package.module:TARGET."
         )
         raise TargetError(msg)
     return found
@@ -104,6 +104,8 @@ def _import_target(text: str) -> Any:
         try:
             return found()
         except (Exception, SystemExit) as error:
-            msg = f"{text}() raised {type(error).__name__}: {error}; it is called without arguments"
+            msg = (
+                f"cannot create the target {text}: {text}(), without arguments, raised {type(error).__name__}: {error}"
+            )
             raise TargetError(msg) from error
     return found

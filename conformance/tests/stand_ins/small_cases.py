@@ -6,7 +6,7 @@ import zipfile
 from dataclasses import replace
 
 import torch
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from odd_targets import Odd
@@ -33,8 +33,8 @@ def case_of(*calls, x=X, **changes):
     for name, attrs in calls:
         value = build(name, value, **attrs)
     graph.add_output(value)
-    runs = [Run("first", (x.clone(),)), Run("second", (x.flip(0).contiguous(),))]
-    return replace(Case("case", graph, runs), **changes)
+    runs = [CaseRun("first", (x.clone(),)), CaseRun("second", (x.flip(0).contiguous(),))]
+    return replace(GraphCase("case", graph, runs), **changes)
 
 
 def run_script(path, folder):

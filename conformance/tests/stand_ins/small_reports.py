@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 RELU = Task("operators", "relu", "float32")
@@ -16,13 +16,13 @@ FOLD = Task("passes", "fold-batch-norm")
 def passed(task, name, ratio=0.5, quality=1.0):
     """A check that passed."""
     comparison = Comparison(Verdict.PASS, "", 1e-7, 2e-7, ratio, quality, elements=6, ambiguous=1)
-    return Result(task, name, comparison, "typical", {"x": "[2, 3]"}, seconds=0.25)
+    return CheckResult(task, name, comparison, "typical", {"x": "[2, 3]"}, seconds=0.25)
 
 
 def failed(task, name, verdict=Verdict.VALUE, ratio=9.0, reproducer=""):
     """A check that did not."""
     comparison = Comparison(verdict, f"off by {ratio}", 3.0, math.inf, ratio, math.nan, elements=6)
-    return Result(task, name, comparison, "nan-first", {"dim": "-1"}, seconds=0.5, reproducer=reproducer)
+    return CheckResult(task, name, comparison, "nan-first", {"dim": "-1"}, seconds=0.5, reproducer=reproducer)
 
 
 def record(*results, **changes):
@@ -30,6 +30,8 @@ def record(*results, **changes):
     plan = {}
     for result in results:
         plan.setdefault(result.task, []).append(result.name)
-    deviations = [{"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org", "seen": 2, "watched": 3}]
+    deviations = [
+        {"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org", "occurred": 2, "applicable": 3}
+    ]
     made = RunRecord("onnxruntime", "quick", 7, {"torch": "2.13"}, plan, results, 12.5, deviations)
     return replace(made, **changes)

@@ -42,14 +42,14 @@ def record_call(op: Operator, seed: str) -> RecordedCall:
     try:
         return RecordedCall(draw_call(op, draw), decisions)
     except SampleError as error:
-        error.details += f", after it drew {', '.join(repr(value) for _, value in decisions) or 'nothing'}"
+        error.details += f", after drawing {', '.join(repr(value) for _, value in decisions) or 'nothing'}"
         raise
 
 
 def vary_single_attributes(op: Operator, traced: RecordedCall) -> Iterator[tuple[str, Call]]:
     """Yield each call that differs in a single attribute, with the attribute's name; operands are unchanged."""
     for at, (description, value) in enumerate(traced.decisions):
-        for other in _alternatives(description, value):
+        for other in _list_alternatives(description, value):
             try:
                 call = draw_call(op, _replay(traced.decisions, at, other))
             except SampleError:  # the other decision does not fit the earlier ones
@@ -74,7 +74,7 @@ def _replay(decisions: Decisions, at: int, other: Any) -> Draw:
     return draw
 
 
-def _alternatives(description: Any, value: Any) -> list[Any]:
+def _list_alternatives(description: Any, value: Any) -> list[Any]:
     match description:
         case Choice(options):
             offered = list(options)

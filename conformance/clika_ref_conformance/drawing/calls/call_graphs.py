@@ -22,7 +22,7 @@ def build_call_graph(op: Operator, operands: Sequence[Any], attrs: dict[str, Any
     """Return a graph of one call, with an input ``x0``, ``x1``, ... for each tensor operand."""
     graph = Graph(op.name)
     inputs = _add_inputs(graph, operands)
-    node = graph.insert(Node(op, inputs, attrs), _result_types(op, inputs, operands, attrs))
+    node = graph.insert(Node(op, inputs, attrs), _infer_result_types(op, inputs, operands, attrs))
     for value in node.outputs:
         graph.add_output(value)
     return graph
@@ -46,7 +46,7 @@ def _add_inputs(graph: Graph, operands: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _result_types(
+def _infer_result_types(
     op: Operator, inputs: list[Any], operands: Sequence[Any], attrs: dict[str, Any]
 ) -> tuple[TensorType, ...]:
     """Return the inferred output types; data-dependent sizes become symbols, as a lowering must not know them."""

@@ -46,7 +46,7 @@ class PairCoverage:
     triples: set[tuple[Any, Any, Any]] = field(default_factory=set[tuple[Any, Any, Any]])
     used: Counter[Any] = field(default_factory=Counter[Any])
 
-    def best(self, row: Sequence[Any], key: Any, weights: Sequence[int]) -> int:
+    def choose_option(self, row: Sequence[Any], key: Any, weights: Sequence[int]) -> int:
         """Return an unused option, or the option with the most new pairs in a row.
 
         The new pairs of an option of weight 2 count twice. Ties go to the option with the most new triples, and then to
@@ -101,7 +101,7 @@ class CoveringDraw:
                 return 0
         match description:
             case Choice(options):
-                shown = _distinct_options(options)
+                shown = _count_distinct_options(options)
                 return shown[self._pick(key, [weight for _, weight in shown])][0]
             case IntegerRange(low, high):
                 return self._draw_integer(key, low, high)
@@ -111,7 +111,7 @@ class CoveringDraw:
             case TensorDescription():
                 return self._draw_tensor(key, description)
             case _:
-                msg = f"draw() takes a description made by `s`, not {description!r}"
+                msg = f"cannot draw {description!r}: it is not a description made with `s`"
                 raise TypeError(msg)
 
     def _draw_tensor(self, key: Any, d: TensorDescription) -> TensorSample:
@@ -139,7 +139,7 @@ class CoveringDraw:
             ValueError: the range is empty, which a dim of size 0 may cause.
         """
         if low > high:
-            msg = f"no integer lies in [{low}, {high}]"
+            msg = f"cannot draw an integer: [{low}, {high}] is empty"
             raise ValueError(msg)
         middle = self.cover.random.randint(low + 1, high - 1) if high - low > 1 else None
         options = [(n, weight) for n, weight in zip((middle, low, high), weights, strict=True) if n is not None]
@@ -148,7 +148,7 @@ class CoveringDraw:
     def _pick(self, key: Any, weights: Sequence[int]) -> int:
         if len(weights) == 1:
             return 0
-        index = self.cover.best(self.row, key, weights)
+        index = self.cover.choose_option(self.row, key, weights)
         self.row.append((key, index))
         return index
 
@@ -164,7 +164,7 @@ def _is_positive(description: Any) -> bool:
             return False
 
 
-def _distinct_options(options: Sequence[Any]) -> list[tuple[Any, int]]:
+def _count_distinct_options(options: Sequence[Any]) -> list[tuple[Any, int]]:
     """Return the distinct options, at most `MAX_OPTIONS_PER_CHOICE`, and the number of times that each is listed."""
     kinds = [(type(o), repr(o)) for o in options]
     counts = Counter(kinds)
@@ -181,7 +181,7 @@ def draw_covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int 
         UnjudgedDtypeError: all calls drawn have dtypes that are not judged.
         SampleError: the sampler raises.
     """
-    cover, rows, idle = _new_coverage(op, dtype, seed), list[DrawnCall](), 0
+    cover, rows, idle = _make_coverage(op, dtype, seed), list[DrawnCall](), 0
     problem: UnjudgedDtypeError | None = None
     while len(rows) < limit and idle < MAX_IDLE_ROWS:
         axis = DtypeSelector(dtype, choices=bool(has_dtype_choices(op, dtype)))
@@ -215,27 +215,27 @@ def draw_empty_calls(
     numbers = 0
 
     def keep_call(draw: CoveringDraw, call: Call, place: object) -> None:
-        made = results(call) if _empty_dim_positions(call) and has_dtype(call, dtype) else None
+        made = results(call) if _locate_empty_dims(call) and has_dtype(call, dtype) else None
         if made is not None:
             found.setdefault(
-                (place, _empty_dim_effect(call, made), _tensor_operands(call)),
+                (place, _classify_empty_dim_effect(call, made), _tensor_operands(call)),
                 DrawnCall(call, has_unlisted_dtype=draw.axis.has_unlisted_dtype),
             )
 
-    free = _new_coverage(op, dtype, seed, "free")
+    free = _make_coverage(op, dtype, seed, "free")
     for side in (0, 1, 3):
         for draw, call in _draw_rows(op, dtype, free, EMPTY_DIM_ROWS, empty=side):
             numbers = max(numbers, draw.numbers)
             if call is not None:
                 keep_call(draw, call, side)
     for number in range(numbers):
-        for draw, call in _draw_rows(op, dtype, _new_coverage(op, dtype, seed, number), ZERO_NUMBER_ROWS, zero=number):
+        for draw, call in _draw_rows(op, dtype, _make_coverage(op, dtype, seed, number), ZERO_NUMBER_ROWS, zero=number):
             if call is not None:
-                keep_call(draw, call, (_empty_dim_positions(call), repr(call.attrs)))
+                keep_call(draw, call, (_locate_empty_dims(call), repr(call.attrs)))
     return list({repr(row.call): row for row in found.values()}.values())
 
 
-def _new_coverage(op: Operator, dtype: torch.dtype, *names: object) -> PairCoverage:
+def _make_coverage(op: Operator, dtype: torch.dtype, *names: object) -> PairCoverage:
     return PairCoverage(random.Random("/".join(map(str, (op.name, dtype, *names)))))  # noqa: S311 - no secret
 
 
@@ -253,10 +253,10 @@ def _draw_rows(
         yield draw, call
 
 
-def _empty_dim_positions(call: Call) -> tuple[tuple[int, int], ...]:
+def _locate_empty_dims(call: Call) -> tuple[tuple[int, int], ...]:
     """Return the operand index and the dim of each dim of size 0."""
     samples = [(i, o) for i, o in enumerate(call.operands) if isinstance(o, TensorSample)]
-    return tuple((i, dim) for i, o in samples for dim in _empty_dims(o.shape))
+    return tuple((i, dim) for i, o in samples for dim in _find_empty_dims(o.shape))
 
 
 def _tensor_operands(call: Call) -> tuple[Any, ...]:
@@ -264,13 +264,13 @@ def _tensor_operands(call: Call) -> tuple[Any, ...]:
     return tuple((o.dtype, o.rank == 1) if isinstance(o, TensorSample) else None for o in call.operands)
 
 
-def _empty_dim_effect(call: Call, results: Sequence[torch.Tensor]) -> str:
+def _classify_empty_dim_effect(call: Call, results: Sequence[torch.Tensor]) -> str:
     """Return the effect of a call on its dims of size 0; a mean gives NaN where a sum gives 0."""
-    places = [_empty_dims(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
+    places = [_find_empty_dims(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
     if all(0 not in result.shape for result in results):
         return "gone, NaN" if any(result.isnan().any() for result in results) else "gone"
-    return "kept" if any(_empty_dims(result.shape) in places for result in results) else "elsewhere"
+    return "kept" if any(_find_empty_dims(result.shape) in places for result in results) else "elsewhere"
 
 
-def _empty_dims(shape: Sequence[int]) -> list[int]:
+def _find_empty_dims(shape: Sequence[int]) -> list[int]:
     return [i for i, side in enumerate(shape) if side == 0]

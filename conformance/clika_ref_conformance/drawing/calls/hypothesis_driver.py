@@ -16,7 +16,7 @@ from clika_ref_conformance.drawing.calls.dtypes import DtypeSelector, has_dtype,
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedDtypeError, draw_call
 
 
-def call_strategy(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
+def make_call_strategy(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
     """Return the strategy of all calls of an operator that use ``dtype``.
 
     Choices shrink to their first option, integers toward 0 or the nearest bound, and shapes to few, short dims.
@@ -54,7 +54,7 @@ def _decide(draw: Callable[[st.SearchStrategy[Any]], Any], description: Any) -> 
         case TensorDescription():
             return _draw_tensor(draw, description)
         case _:
-            msg = f"draw() takes a description made by `s`, not {description!r}"
+            msg = f"cannot draw {description!r}: it is not a description made with `s`"
             raise TypeError(msg)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, TensorSample
-from clika_ref_conformance.cases import Run
+from clika_ref_conformance.cases import CaseRun
 
 DIM_ATTRIBUTES = frozenset(
     {"dim", "dims", "axis", "dim0", "dim1", "dim1_", "dim2", "start_dim", "end_dim", "axis0", "axis1"}
@@ -28,7 +28,7 @@ INTEGER_EDGE_NUMBERS = {
 }
 
 
-def make_layout_runs(typical: Run, operands: Sequence[Any]) -> list[Run]:
+def make_layout_runs(typical: CaseRun, operands: Sequence[Any]) -> list[CaseRun]:
     """Return the inputs of a run in other memory layouts: ``strided``, ``offset``, ``channels-last``, ``expanded``.
 
     The first three have the same elements. ``expanded`` repeats a slice along a dim of stride 0, where ties are legal.
@@ -41,7 +41,7 @@ def make_layout_runs(typical: Run, operands: Sequence[Any]) -> list[Run]:
         "channels-last": tuple(map(_make_channels_last, typical.inputs)),
         "expanded": tuple(t if keep else _expand_first_slice(t) for t, keep in zip(typical.inputs, apart, strict=True)),
     }
-    return [Run(name, inputs) for name, inputs in forms.items() if _is_layout_changed(inputs, typical.inputs)]
+    return [CaseRun(name, inputs) for name, inputs in forms.items() if _is_layout_changed(inputs, typical.inputs)]
 
 
 def _is_layout_changed(inputs: tuple[torch.Tensor, ...], plain: tuple[torch.Tensor, ...]) -> bool:
@@ -80,7 +80,7 @@ def _expand_first_slice(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def literal_variants(op: Operator, call: Call, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+def make_literal_variants(op: Operator, call: Call, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     """Yield a name and a call for each other form of one literal that PyTorch may accept.
 
     Whole floats become integers. Integers become floats where the schema has a float. Numbers become True where the
@@ -91,33 +91,37 @@ def literal_variants(op: Operator, call: Call, dtype: torch.dtype) -> Iterator[t
     notes = op.reference.__annotations__
     rank = next((o.rank for o in call.operands if isinstance(o, TensorSample)), 0)
     for name, value in call.attrs.items():
-        forms = _dim_forms(value, rank) if name in DIM_ATTRIBUTES else _number_forms(value, str(notes.get(name)), dtype)
+        forms = (
+            _make_dim_forms(value, rank)
+            if name in DIM_ATTRIBUTES
+            else _make_number_forms(value, str(notes.get(name)), dtype)
+        )
         for form, other in forms:
             yield f"{name}-{form}", Call(call.operands, {**call.attrs, name: other})
     for index, (value, parameter) in enumerate(zip(call.operands, op.operands, strict=False)):
-        for form, other in _number_forms(value, str(notes.get(parameter.name)), dtype):
+        for form, other in _make_number_forms(value, str(notes.get(parameter.name)), dtype):
             yield f"x{index}-{form}", Call((*call.operands[:index], other, *call.operands[index + 1 :]), call.attrs)
 
 
-def _dim_forms(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
+def _make_dim_forms(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
     values = value if isinstance(value, tuple) else (value,)
     if values and all(type(v) is int and -rank <= v < rank for v in values):
         turned = tuple(v - rank if v >= 0 else v + rank for v in values)
         yield "other-end", turned if isinstance(value, tuple) else turned[0]
 
 
-def _edge_numbers(dtype: torch.dtype) -> dict[str, float]:
+def _make_edge_numbers(dtype: torch.dtype) -> dict[str, float]:
     """Return numbers that narrower dtypes cannot represent or represent differently, to combine with a dtype."""
     if not dtype.is_floating_point:
         return INTEGER_EDGE_NUMBERS
     return FLOAT_EDGE_NUMBERS | (HALF_EDGE_NUMBERS if dtype.itemsize < torch.float32.itemsize else {})
 
 
-def _number_forms(value: Any, annotation: str, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
+def _make_number_forms(value: Any, annotation: str, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
     if type(value) is float and value.is_integer():
         yield "integer", int(value)
     elif type(value) is int and ("float" in annotation or "Number" in annotation):
         yield "float", float(value)
     if type(value) in (int, float) and ("bool" in annotation or "Number" in annotation):
         yield "boolean", True
-        yield from ((form, number) for form, number in _edge_numbers(dtype).items() if repr(number) != repr(value))
+        yield from ((form, number) for form, number in _make_edge_numbers(dtype).items() if repr(number) != repr(value))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.samples import TensorSample, realize
-from clika_ref_conformance.cases import Run
+from clika_ref_conformance.cases import CaseRun
 
 SPECIAL_VALUES = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero": -0.0}
 """Values put into one element of one operand at a time, as two of them in one tensor would mask each other."""
@@ -21,11 +21,11 @@ NEAR_NUMBERS = "around"
 Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
 
 
-def make_typical_run(operands: Sequence[Any], seed: int) -> Run:
+def make_typical_run(operands: Sequence[Any], seed: int) -> CaseRun:
     """Return the run of a call on typical elements."""
     tensors = enumerate(o for o in operands if isinstance(o, TensorSample | torch.Tensor))
     elements = (o if isinstance(o, torch.Tensor) else realize(o, _generator(seed, i)) for i, o in tensors)
-    return Run("typical", tuple(elements))
+    return CaseRun("typical", tuple(elements))
 
 
 def make_runs(
@@ -36,7 +36,7 @@ def make_runs(
     attributes: Iterable[Any] = (),
     every_magnitude: bool = False,
     only: int | None = None,
-) -> list[Run]:
+) -> list[CaseRun]:
     """Return the runs of a call: one on typical elements, and one for each legal vector.
 
     A tensor that the sampler made itself is the same in all runs. Special values come first or last in one operand.
@@ -46,17 +46,19 @@ def make_runs(
     count as numbers of the call for the vector `NEAR_NUMBERS`. ``only`` selects at most one vector.
     """
     samples = _samples(operands)
-    changes = _vector_fills(samples, row, _fill_vast if every_magnitude and row % 2 else _fill_wide)
-    vectors = [(n, c) for n, c in (*changes, (NEAR_NUMBERS, _near_number_fills(samples, operands, attributes))) if c]
+    changes = _make_vector_fills(samples, row, _fill_vast if every_magnitude and row % 2 else _fill_wide)
+    vectors = [
+        (n, c) for n, c in (*changes, (NEAR_NUMBERS, _make_near_number_fills(samples, operands, attributes))) if c
+    ]
     if only is not None:
         chosen = only % (len(vectors) + 1)
         vectors = vectors[chosen - 1 : chosen] if chosen else []
     return _make_vector_runs(operands, seed, vectors)
 
 
-def make_runs_near_numbers(operands: Sequence[Any], seed: int, attributes: Iterable[Any] = ()) -> list[Run]:
+def make_runs_near_numbers(operands: Sequence[Any], seed: int, attributes: Iterable[Any] = ()) -> list[CaseRun]:
     """Return the runs of a call that depends on its numbers: typical elements, and elements near the numbers."""
-    around = _near_number_fills(_samples(operands), operands, attributes)
+    around = _make_near_number_fills(_samples(operands), operands, attributes)
     return _make_vector_runs(operands, seed, [(NEAR_NUMBERS, around)] if around else [])
 
 
@@ -68,12 +70,12 @@ def _samples(operands: Sequence[Any]) -> dict[int, TensorSample]:
 
 def _make_vector_runs(
     operands: Sequence[Any], seed: int, vectors: Sequence[tuple[str, Mapping[int, Fill]]]
-) -> list[Run]:
+) -> list[CaseRun]:
     samples, typical = _samples(operands), make_typical_run(operands, seed)
     runs = [typical]
     for name, changed in vectors:
         filled = {i: fill(samples[i], _generator(seed, i)) for i, fill in changed.items()}
-        runs.append(Run(name, tuple(filled.get(i, t) for i, t in enumerate(typical.inputs))))
+        runs.append(CaseRun(name, tuple(filled.get(i, t) for i, t in enumerate(typical.inputs))))
     return runs
 
 
@@ -87,7 +89,9 @@ def _generator(seed: int, index: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 97 + index)
 
 
-def _vector_fills(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Iterator[tuple[str, dict[int, Fill]]]:
+def _make_vector_fills(
+    samples: Mapping[int, TensorSample], row: int, wide: Fill
+) -> Iterator[tuple[str, dict[int, Fill]]]:
     """Yield the name of each vector and its fills by operand index; the fills are empty if it is illegal."""
     floats = [i for i, s in samples.items() if s.dtype.is_floating_point and math.prod(s.shape)]
     integers = [i for i, s in samples.items() if _is_integer(s) and math.prod(s.shape)]
@@ -98,13 +102,13 @@ def _vector_fills(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> 
         yield f"{name}-{('first', 'last')[position]}:x{at}", {at: _fill_with_special(value, -position)} if legal else {}
     crossed = [i for i in floats if not samples[i].unique]
     if len(crossed) > 1:
-        yield "crossed", {i: _fill_combinations(number, row) for number, i in enumerate(crossed)}
+        yield "crossed", {i: _make_combined_fill(number, row) for number, i in enumerate(crossed)}
     wide_integers = [
-        i for i in integers if samples[i].domain is None and _dtype_limits(samples[i])[1] > ODD_NUMBERS_CENTER
+        i for i in integers if samples[i].domain is None and _get_dtype_limits(samples[i])[1] > ODD_NUMBERS_CENTER
     ]
     mixed = [*crossed, *wide_integers]
     if len({samples[i].dtype for i in mixed}) > 1:
-        yield "rounded alike", dict.fromkeys(mixed, _fill_odd_numbers if wide_integers else _fill_tenths)
+        yield "equal after rounding", dict.fromkeys(mixed, _fill_odd_numbers if wide_integers else _fill_tenths)
     for name, fill in {"wide": wide, **_MAGNITUDE_FILLS}.items() if floats else ():
         yield name, {i: fill for i in floats if not (samples[i].unique and name == "ties")}
     if floats:
@@ -124,7 +128,7 @@ def _vector_fills(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> 
         yield name, dict.fromkeys(masks, fill)
 
 
-def _near_number_fills(
+def _make_near_number_fills(
     samples: Mapping[int, TensorSample], operands: Sequence[Any], attributes: Iterable[Any]
 ) -> dict[int, Fill]:
     """Return fills with the numbers of a call, and the adjacent values of each.
@@ -149,14 +153,16 @@ def _numbers(items: Iterable[Any]) -> Iterator[float]:
 def _fill_near(numbers: Sequence[float]) -> Fill:
     def fill(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
         first = int(torch.randint(len(numbers), (), generator=generator))  # a tensor may have too few elements for all
-        found = [near for number in (*numbers[first:], *numbers[:first]) for near in _adjacent_values(number, sample)]
+        found = [
+            near for number in (*numbers[first:], *numbers[:first]) for near in _compute_adjacent_values(number, sample)
+        ]
         places = torch.arange(math.prod(sample.shape)) % len(found)
         return torch.stack(found)[places].reshape(sample.shape)
 
     return fill
 
 
-def _adjacent_values(number: float, sample: TensorSample) -> list[torch.Tensor]:
+def _compute_adjacent_values(number: float, sample: TensorSample) -> list[torch.Tensor]:
     """Return a number in a dtype, its negation and the adjacent values; integers are clamped to the dtype.
 
     Floats include three times the number, which rounds differently. Quotients are then integers, or nearly so.
@@ -165,7 +171,7 @@ def _adjacent_values(number: float, sample: TensorSample) -> list[torch.Tensor]:
         held, thrice = torch.tensor([number, 3 * number], dtype=sample.dtype)
         ends = torch.tensor([-math.inf, math.inf], dtype=sample.dtype)
         return [held, -held, *held.nextafter(ends), thrice]
-    low, high = _dtype_limits(sample)
+    low, high = _get_dtype_limits(sample)
     whole = (int(number), -int(number), int(number) - 1, int(number) + 1)
     return [torch.tensor(min(max(n, low), high), dtype=sample.dtype) for n in whole]
 
@@ -201,7 +207,7 @@ def _clamp_to_domain(sample: TensorSample, values: torch.Tensor) -> torch.Tensor
     return values.to(sample.dtype)
 
 
-def _fill_combinations(number: int, row: int) -> Fill:
+def _make_combined_fill(number: int, row: int) -> Fill:
     """Return a fill that combines special values and ones of several operands at equal indices.
 
     In the first round all operands have the same value at an index; after that, other combinations, which change with
@@ -289,27 +295,27 @@ _MAGNITUDE_FILLS: dict[str, Fill] = {"ties": _fill_ties, "tiny": _fill_tiny}
 # Integers
 
 
-def _dtype_limits(sample: TensorSample) -> tuple[int, int]:
+def _get_dtype_limits(sample: TensorSample) -> tuple[int, int]:
     info = torch.iinfo(sample.dtype)
     return info.min, info.max
 
 
 def _fill_small(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with 0, 1 and, in a signed dtype, -1."""
-    low = max(-1, _dtype_limits(sample)[0])
+    low = max(-1, _get_dtype_limits(sample)[0])
     return torch.randint(low, 2, sample.shape, generator=generator).to(sample.dtype)
 
 
 def _fill_extremes(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with typical elements, with the dtype's minimum first and its maximum last."""
     tensor = realize(sample, generator).contiguous()
-    tensor.view(-1)[0], tensor.view(-1)[-1] = _dtype_limits(sample)
+    tensor.view(-1)[0], tensor.view(-1)[-1] = _get_dtype_limits(sample)
     return tensor
 
 
 def _fill_large(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with elements close to the int32 maximum, or to that of a narrower dtype, so that sums overflow."""
-    top = min(_dtype_limits(sample)[1], 2**31 - 1)
+    top = min(_get_dtype_limits(sample)[1], 2**31 - 1)
     return torch.randint(top - top // 3, top, sample.shape, generator=generator).to(sample.dtype)
 
 
@@ -345,7 +351,7 @@ def _is_useful(sample: TensorSample, name: str) -> bool:
     """Return whether an integer vector is useful for a dtype and keeps elements distinct where required."""
     if sample.unique and name != "extremes":
         return False
-    return {"signed": _dtype_limits(sample)[0] < 0, "far": sample.dtype == torch.int64}.get(name, True)
+    return {"signed": _get_dtype_limits(sample)[0] < 0, "far": sample.dtype == torch.int64}.get(name, True)
 
 
 _INDEX_VALUES: dict[str, Callable[[Any], float]] = {
@@ -360,7 +366,8 @@ def _is_legal_index(sample: TensorSample, name: str) -> bool:
     assert sample.domain is not None
     value = _INDEX_VALUES[name](sample.domain)
     return (
-        sample.domain[0] <= value <= sample.domain[1] and _dtype_limits(sample)[0] <= value <= _dtype_limits(sample)[1]
+        sample.domain[0] <= value <= sample.domain[1]
+        and _get_dtype_limits(sample)[0] <= value <= _get_dtype_limits(sample)[1]
     )
 
 

@@ -86,9 +86,9 @@ class GraphGenerator:
             first: the value to use for the first description that it fits.
 
         """
-        return self.take(op, self.drawn(op, first))
+        return self.take(op, self.draw_call(op, first))
 
-    def drawn(self, op: Operator, first: Value | None = None) -> Call:
+    def draw_call(self, op: Operator, first: Value | None = None) -> Call:
         """Draw one call without adding it; its tensors are `ValueSample` objects."""
         assert op.sampler is not None
         self._wanted, self._has_requested_sizes = first, first is None
@@ -118,7 +118,7 @@ class GraphGenerator:
             self.samples.extend(new.values())
         return node
 
-    def rejections(self, op: Operator) -> int:
+    def count_rejections(self, op: Operator) -> int:
         """Return the number of rejected calls of an operator."""
         return sum(other is op for other, _ in self.builder.rejected)
 

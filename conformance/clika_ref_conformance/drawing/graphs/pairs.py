@@ -12,7 +12,7 @@ import torch
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, random_draw
-from clika_ref_conformance.cases import Case
+from clika_ref_conformance.cases import GraphCase
 from clika_ref_conformance.drawing.graphs.graph_generator import GraphGenerator, ValueSample
 from clika_ref_conformance.drawing.graphs.random_graphs import make_case
 
@@ -36,11 +36,11 @@ class OperatorPairs:
         for index in range(FIRST_CALL_COUNT):
             seed = zlib.crc32(f"{self.first.name}-{self.seed}-{index}".encode())
             drawing = GraphGenerator(random_draw(Random(seed)), dtypes=PAIR_DTYPES, seed=seed)  # noqa: S311 - no secret
-            call = drawing.drawn(self.first)
+            call = drawing.draw_call(self.first)
             if drawing.take(self.first, call) is not None:
                 yield seed, call
 
-    def cases(self, second: Operator, *, fork: bool) -> Iterator[Case]:
+    def make_cases(self, second: Operator, *, fork: bool) -> Iterator[GraphCase]:
         """Yield the tapped chain and the chain of two operators, and with ``fork`` both calls on one operand.
 
         A pair is left out if no result of the first operator fits an operand of the second.
@@ -70,7 +70,7 @@ class OperatorPairs:
             if one is None:
                 return None
             for source in [v for v in (one.inputs if forked else one.outputs) if isinstance(v, Value)]:
-                call = drawing.drawn(second, source)
+                call = drawing.draw_call(second, source)
                 if any(isinstance(o, ValueSample) and o.value is source for o in call.operands):
                     two = drawing.take(second, call)
                     if two is not None:
@@ -78,7 +78,7 @@ class OperatorPairs:
         return None
 
 
-def _make_case(drawing: GraphGenerator, outputs: Iterable[Value], name: str, seed: int) -> Case:
+def _make_case(drawing: GraphGenerator, outputs: Iterable[Value], name: str, seed: int) -> GraphCase:
     for value in outputs:
         drawing.builder.graph.add_output(value)
     return make_case(drawing, name, Random(seed))  # noqa: S311 - draws keep no secret

@@ -13,7 +13,7 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Choice, IntegerRange, TensorSample, random_draw, realize
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_values import (
     compute_eager_values,
     has_undefined_calls,
@@ -53,7 +53,7 @@ def grow_graph(operators: Sequence[Operator], drawing: GraphGenerator) -> GraphG
         op, first = swarm[draw(IntegerRange(0, len(swarm) - 1))], None
         if motifs and draw(IntegerRange(0, 9)) >= 7:
             op, first = motifs[draw(IntegerRange(0, len(motifs) - 1))]
-        if drawing.rejections(op) >= MAX_REJECTIONS:
+        if drawing.count_rejections(op) >= MAX_REJECTIONS:
             swarm = [o for o in swarm if o is not op] or [operators[draw(IntegerRange(0, len(operators) - 1))]]
             continue
         node = drawing.add(op, first)
@@ -84,16 +84,16 @@ def add_outputs(drawing: GraphGenerator) -> None:
         graph.add_output(results[-1])
 
 
-def graph_case_strategy(
+def make_graph_case_strategy(
     operators: Sequence[Operator], unsupported_reason: Callable[[Node], str | None] = accept_all
-) -> st.SearchStrategy[Case]:
+) -> st.SearchStrategy[GraphCase]:
     """Return a strategy of whole graphs with inputs, each generated from a seed of its own.
 
     If Hypothesis draws every decision, most graphs are mutations of one another: 200 graphs had 51 distinct sets of
     operators, against 200 from seeds. The only gain would be Hypothesis's shrinking, and the reducer does that better.
     """
 
-    def grow_case(seed: int) -> Case:
+    def grow_case(seed: int) -> GraphCase:
         random = Random(seed)  # noqa: S311 - draws keep no secret
         drawing = grow_graph(operators, GraphGenerator(random_draw(random), unsupported_reason, seed=seed % 2**32))
         return make_case(drawing, f"grown-{seed}", random)
@@ -104,22 +104,22 @@ def graph_case_strategy(
 SPECIAL_VALUES = (math.nan, math.inf, -math.inf, -0.0)
 
 
-def make_case(drawing: GraphGenerator, name: str, random: Random) -> Case:
+def make_case(drawing: GraphGenerator, name: str, random: Random) -> GraphCase:
     """Return the case of a grown graph.
 
     Its runs have the inputs that the graph was grown on, newly drawn ones, and ones with a special element.
     """
     graph = drawing.builder.graph
-    typical = Run("typical", tuple(drawing.builder.tensors[v] for v in graph.inputs))
+    typical = CaseRun("typical", tuple(drawing.builder.tensors[v] for v in graph.inputs))
     runs = [typical]
     for kind in ("drawn", "special"):
         inputs = [realize(s, torch.Generator().manual_seed(random.getrandbits(31))) for s in drawing.samples]
         if kind == "special":
             _place_special(inputs, random)
-        runs.append(Run(kind, tuple(inputs)))
+        runs.append(CaseRun(kind, tuple(inputs)))
     runs = [run for run in runs if _is_legal(graph, run.inputs)] or [typical]
     used = sorted({n.op_type for n in graph.nodes})
-    return Case(name, graph, runs, {"operators": used, "nodes": len(graph)})
+    return GraphCase(name, graph, runs, {"operators": used, "nodes": len(graph)})
 
 
 def _place_special(inputs: list[torch.Tensor], random: Random) -> None:

@@ -12,13 +12,13 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_values import compute_eager_values
 
 Operators = Mapping[str, Operator]
 
 
-def make_variant(case: Case, kind: str, operators: Operators, random: Random) -> Case | None:
+def make_variant(case: GraphCase, kind: str, operators: Operators, random: Random) -> GraphCase | None:
     """Return a case with an equivalent graph of this kind, or None if it does not apply.
 
     Eager must return the same for every run, bit for bit except for the sign of zeros.
@@ -29,7 +29,7 @@ def make_variant(case: Case, kind: str, operators: Operators, random: Random) ->
     return replace(changed, name=f"{case.name}, {kind}")
 
 
-def _is_equal(case: Case, changed: Case) -> bool:
+def _is_equal(case: GraphCase, changed: GraphCase) -> bool:
     try:
         for old, new in zip(case.runs, changed.runs, strict=False):  # a variant may keep the first run only
             before, after = (
@@ -61,7 +61,9 @@ def _shuffle_uses(graph: Graph, random: Random, *, floating: bool = False) -> li
 Rewrite = Callable[[Builder, Value], Value]
 
 
-def _rewrite_use(case: Case, operators: Operators, random: Random, rewrite: Rewrite, rank: int = 0) -> Case | None:
+def _rewrite_use(
+    case: GraphCase, operators: Operators, random: Random, rewrite: Rewrite, rank: int = 0
+) -> GraphCase | None:
     """Replace a value by the result of ``rewrite`` for one of its readers."""
     for value, use in _shuffle_uses(case.graph, random, floating=True):
         if value.type.rank >= rank and isinstance(use.user, Node):
@@ -71,11 +73,11 @@ def _rewrite_use(case: Case, operators: Operators, random: Random, rewrite: Rewr
     return None
 
 
-def _insert_identity_reshape(case: Case, operators: Operators, random: Random) -> Case | None:
+def _insert_identity_reshape(case: GraphCase, operators: Operators, random: Random) -> GraphCase | None:
     return _rewrite_use(case, operators, random, lambda build, v: build("reshape", v, shape=v.type.shape))
 
 
-def _insert_double_transpose(case: Case, operators: Operators, random: Random) -> Case | None:
+def _insert_double_transpose(case: GraphCase, operators: Operators, random: Random) -> GraphCase | None:
     def rewrite(build: Builder, value: Value) -> Value:
         order = list(range(value.type.rank))
         random.shuffle(order)
@@ -85,11 +87,11 @@ def _insert_double_transpose(case: Case, operators: Operators, random: Random) -
     return _rewrite_use(case, operators, random, rewrite, rank=2)
 
 
-def _add_zero(case: Case, operators: Operators, random: Random) -> Case | None:
+def _add_zero(case: GraphCase, operators: Operators, random: Random) -> GraphCase | None:
     return _rewrite_use(case, operators, random, lambda build, v: build("add", v, 0))
 
 
-def _insert_dead_code(case: Case, operators: Operators, random: Random) -> Case | None:
+def _insert_dead_code(case: GraphCase, operators: Operators, random: Random) -> GraphCase | None:
     for value, use in _shuffle_uses(case.graph, random, floating=True):
         if isinstance(use.user, Node):
             build = Builder(case.graph, operators, use.user)
@@ -98,7 +100,7 @@ def _insert_dead_code(case: Case, operators: Operators, random: Random) -> Case 
     return None
 
 
-def _turn_constant_into_input(case: Case, _: Operators, random: Random) -> Case | None:
+def _turn_constant_into_input(case: GraphCase, _: Operators, random: Random) -> GraphCase | None:
     graph = case.graph
     constants = [v for v in graph.constants.values() if v.uses]
     if not constants:
@@ -112,7 +114,7 @@ def _turn_constant_into_input(case: Case, _: Operators, random: Random) -> Case 
     return replace(case, runs=[replace(run, inputs=(*run.inputs, data)) for run in case.runs])
 
 
-def _turn_input_into_constant(case: Case, _: Operators, random: Random) -> Case | None:
+def _turn_input_into_constant(case: GraphCase, _: Operators, random: Random) -> GraphCase | None:
     graph, run = case.graph, case.runs[0]
     if len(graph.inputs) < 2:
         return None
@@ -120,17 +122,17 @@ def _turn_input_into_constant(case: Case, _: Operators, random: Random) -> Case 
     graph.replace(graph.inputs[index], graph.add_constant(run.inputs[index], "weight"))
     del graph.inputs[index]
     inputs = (*run.inputs[:index], *run.inputs[index + 1 :])
-    return replace(case, runs=[Run(run.name, inputs)])
+    return replace(case, runs=[CaseRun(run.name, inputs)])
 
 
-def _duplicate_output(case: Case, _: Operators, random: Random) -> Case | None:
+def _duplicate_output(case: GraphCase, _: Operators, random: Random) -> GraphCase | None:
     if not case.graph.outputs:  # the target rejected all drawn calls
         return None
     case.graph.add_output(random.choice(case.graph.outputs))
     return case
 
 
-def _split_batch(case: Case, operators: Operators, random: Random) -> Case | None:
+def _split_batch(case: GraphCase, operators: Operators, random: Random) -> GraphCase | None:
     """Compute one node in two halves of its first dim, if eager confirms that it is independent along it."""
     nodes = [n for n in case.graph.nodes if len(n.outputs) == 1 and n.output.uses]
     random.shuffle(nodes)
@@ -165,7 +167,7 @@ def _split_node(graph: Graph, node: Node, operators: Operators, place: int) -> N
     graph.erase(node)
 
 
-VARIANTS: Mapping[str, Callable[[Case, Operators, Random], Case | None]] = {
+VARIANTS: Mapping[str, Callable[[GraphCase, Operators, Random], GraphCase | None]] = {
     "dead code": _insert_dead_code,
     "identity reshape": _insert_identity_reshape,
     "double transpose": _insert_double_transpose,

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from clika_ref.core.ir import Graph, Node, Use, Value
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 
 
-def shrink_motif(case: Case, wanted: Callable[[Case], bool]) -> Case:
+def shrink_motif(case: GraphCase, wanted: Callable[[GraphCase], bool]) -> GraphCase:
     """Remove nodes and outputs from a case while ``wanted`` holds; results of a removed node become inputs."""
     again = True
     while again:
         again = False
-        for smaller in _smaller_cases(case):
+        for smaller in _make_smaller_cases(case):
             if wanted(smaller):
                 case, again = smaller, True
                 break
     return case
 
 
-def _smaller_cases(case: Case) -> Iterator[Case]:
+def _make_smaller_cases(case: GraphCase) -> Iterator[GraphCase]:
     if len(case.graph.outputs) > 1:
         for position in range(len(case.graph.outputs)):
             yield cut_case(case, None, drop=position)
@@ -31,7 +31,7 @@ def _smaller_cases(case: Case) -> Iterator[Case]:
             yield cut_case(case, position)
 
 
-def cut_case(case: Case, position: int | None, drop: int | None = None) -> Case:
+def cut_case(case: GraphCase, position: int | None, drop: int | None = None) -> GraphCase:
     """Return a case without the node at a position, so that its results become inputs, and without one output."""
     (run, *_) = case.runs
     graph = case.graph.clone()
@@ -46,7 +46,9 @@ def cut_case(case: Case, position: int | None, drop: int | None = None) -> Case:
     return _copy_needed(case.name, graph, inputs, gone, drop)
 
 
-def _copy_needed(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None) -> Case:
+def _copy_needed(
+    name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None
+) -> GraphCase:
     """Copy the needed part of a graph without a node and an output.
 
     If no computed output is left, all unread results become outputs.
@@ -55,7 +57,7 @@ def _copy_needed(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone:
     held = dict(zip(graph.inputs, tensors, strict=True))
     mapping: dict[Value, Value] = {}
     feeds: list[torch.Tensor] = []
-    idle = set[Node]() if drop is None else _exclusive_nodes(graph, drop)
+    idle = set[Node]() if drop is None else _find_exclusive_nodes(graph, drop)
     nodes = [n for n in graph.nodes if n is not gone and n not in idle]
     read = {v for n in nodes for v in n.inputs if isinstance(v, Value)}
     for value in graph.inputs:
@@ -78,10 +80,10 @@ def _copy_needed(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone:
     if not left.outputs:
         for value in [v for n in left.nodes for v in n.outputs if not v.uses]:
             left.add_output(value)
-    return Case(name, left, [Run("typical", tuple(feeds))])
+    return GraphCase(name, left, [CaseRun("typical", tuple(feeds))])
 
 
-def _exclusive_nodes(graph: Graph, output: int) -> set[Node]:
+def _find_exclusive_nodes(graph: Graph, output: int) -> set[Node]:
     """Return the nodes that only one output needs.
 
     They are removed with it, so that a pass does not fire on nodes without a visible effect.

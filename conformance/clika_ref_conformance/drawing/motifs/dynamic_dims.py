@@ -11,7 +11,7 @@ from torch import Tensor
 from clika_ref.core.ir import Value
 from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_builder import LeafTensor
 from clika_ref_conformance.drawing.motifs.near_misses import Operators
 from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder, is_safe
@@ -19,7 +19,7 @@ from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder, is_sa
 SYMBOL_NAME = "n"
 
 
-def make_dims_dynamic(case: Case, _: Operators) -> Iterator[Case | None]:
+def make_dims_dynamic(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Make one input dim dynamic, or all input dims of its size, and also equal attributes where legal."""
     for value in case.graph.inputs if is_safe(case) else ():
         for dim in range(value.type.rank):
@@ -33,7 +33,7 @@ def make_dims_dynamic(case: Case, _: Operators) -> Iterator[Case | None]:
                         break
 
 
-def _make_dim_dynamic(case: Case, side: SymbolSource, *, alike: bool, in_attributes: bool) -> Case | None:
+def _make_dim_dynamic(case: GraphCase, side: SymbolSource, *, alike: bool, in_attributes: bool) -> GraphCase | None:
     """Return the case with an input dim made dynamic, or None if its types would only hold for one size."""
     size = next(int(v.type.shape[side.dim or 0]) for v in case.graph.inputs if v.name == side.name)
     places = {
@@ -61,21 +61,21 @@ def _make_dim_dynamic(case: Case, side: SymbolSource, *, alike: bool, in_attribu
         attrs = {k: _substitute_symbol(v, size) for k, v in node.attrs.items()} if in_attributes else node.attrs
         if not new.take(node, attrs=attrs):
             return None
-    made = new.done(f"side {side.dim} of %{side.name} is dynamic")
+    made = new.finish(f"dim {side.dim} of %{side.name} is dynamic")
     tensors = made.runs[0].inputs
     names = [v.name for v in made.graph.inputs]
     sizes = dict.fromkeys((size, size + 1, size + 3, 1, 0))
     runs = [
-        Run(
+        CaseRun(
             f"{SYMBOL_NAME}={s}",
             tuple(_resize_dims(t, name, places, s) for t, name in zip(tensors, names, strict=True)),
         )
         for s in sizes
     ]
-    return Case(made.name, made.graph, runs)
+    return GraphCase(made.name, made.graph, runs)
 
 
-def _has_size_attribute(case: Case, size: int) -> bool:
+def _has_size_attribute(case: GraphCase, size: int) -> bool:
     return any(isinstance(v, tuple) and size in v for node in case.graph.nodes for v in node.attrs.values())
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
-from clika_ref_conformance.cases import Case
+from clika_ref_conformance.cases import GraphCase
 from clika_ref_conformance.drawing.motifs.call_generator import CallGenerator
 from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder
 
@@ -19,8 +19,8 @@ POOL_SIZE = 6
 
 
 def embed_motif(
-    random: Random, motif: Case, operators: Mapping[str, Operator], groups: Sequence[Sequence[str]]
-) -> Case | None:
+    random: Random, motif: GraphCase, operators: Mapping[str, Operator], groups: Sequence[Sequence[str]]
+) -> GraphCase | None:
     """Draw nodes, add a motif that reads them where types match, and draw more nodes; None if that is illegal."""
     new = CaseRebuilder.of(motif)
     drawing = CallGenerator(random, new.builder, 0.7, random.choice((0.1, 0.5)))
@@ -36,8 +36,8 @@ def embed_motif(
             new.mapping[value] = random.choice(alike)
     if not new.add_nodes():
         return None
-    own = [v for node in motif.graph.nodes for v in map(new.now, node.outputs)]
-    returned = [new.now(v) for v in motif.graph.outputs if random.random() < 1 / 2]
+    own = [v for node in motif.graph.nodes for v in map(new.map_operand, node.outputs)]
+    returned = [new.map_operand(v) for v in motif.graph.outputs if random.random() < 1 / 2]
     pool = [*pool[-2:], *own]
     _draw_nodes(random, drawing, pool, swarm, operators)
     unread = [v for node in new.builder.graph.nodes for v in node.outputs if not v.uses]

@@ -16,11 +16,11 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass
 from clika_ref.core.rewriter import Rule, apply_rules
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder
 from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS, CallGenerator
 from clika_ref_conformance.drawing.motifs.cutting import cut_case, shrink_motif
-from clika_ref_conformance.drawing.motifs.near_misses import attribute_sort
+from clika_ref_conformance.drawing.motifs.near_misses import classify_attribute
 from clika_ref_conformance.drawing.motifs.pass_operators import collect_rules, find_operator_groups
 from clika_ref_conformance.drawing.motifs.varying import redraw_each_call, substitute_operator
 
@@ -73,10 +73,10 @@ class MotifGoal:
 class Motifs:
     """The motifs found for one pass."""
 
-    cases: list[Case] = field(default_factory=list[Case])
-    varied: list[Case] = field(default_factory=list[Case])
+    cases: list[GraphCase] = field(default_factory=list[GraphCase])
+    varied: list[GraphCase] = field(default_factory=list[GraphCase])
     """Variants of the drawn motifs with other operators and attributes."""
-    listed: list[Case] = field(default_factory=list[Case])
+    listed: list[GraphCase] = field(default_factory=list[GraphCase])
     """Further variants, one for each operator of a long table; they get few near misses."""
     unreached_goals: list[str] = field(default_factory=list[str])
     """Goals without a motif."""
@@ -153,7 +153,7 @@ class _MotifSearch:
     operators: Mapping[str, Operator]
     random: Random
     wanted: int
-    own: list[Case]
+    own: list[GraphCase]
     tried: int = 0
     plain: int = 0
     """Number of motifs before those that only differ in an operator."""
@@ -214,11 +214,13 @@ class _MotifSearch:
                 )
                 traits |= self._add_first(self._substitute(group, kind, some, kin=True), traits)
 
-    def _substitute(self, group: Sequence[str], kind: str, motifs: Sequence[Case], *, kin: bool) -> Iterator[Case]:
+    def _substitute(
+        self, group: Sequence[str], kind: str, motifs: Sequence[GraphCase], *, kin: bool
+    ) -> Iterator[GraphCase]:
         for motif in motifs:
             yield from substitute_operator(self.random, motif, self.operators, group, kind, kin=kin)
 
-    def _add_first(self, cases: Iterator[Case], known: set[Any]) -> set[Any]:
+    def _add_first(self, cases: Iterator[GraphCase], known: set[Any]) -> set[Any]:
         """Add the first case that is a motif with new traits, and return its traits."""
         for case in cases:
             if (
@@ -232,16 +234,16 @@ class _MotifSearch:
                     return shown
         return set()
 
-    def _add(self, case: Case) -> None:
-        self.own.append(Case(f"{self.goal.name} {len(self.own) + 1}", case.graph, case.runs))
+    def _add(self, case: GraphCase) -> None:
+        self.own.append(GraphCase(f"{self.goal.name} {len(self.own) + 1}", case.graph, case.runs))
 
 
-def _is_reached(goal: MotifGoal, case: Case) -> bool:
+def _is_reached(goal: MotifGoal, case: GraphCase) -> bool:
     """Return whether a case reaches a goal; a pass that raises on the graph counts as firing."""
     return _find_fired_nodes(goal, case) is not None
 
 
-def _find_fired_nodes(goal: MotifGoal, case: Case) -> list[Node] | None:
+def _find_fired_nodes(goal: MotifGoal, case: GraphCase) -> list[Node] | None:
     """Return the nodes that a firing goal removes or leaves unread, or all nodes if it leaves none so.
 
     Untouched nodes show nothing of the rule. None if the goal does not fire.
@@ -255,7 +257,7 @@ def _find_fired_nodes(goal: MotifGoal, case: Case) -> list[Node] | None:
     return list(case.graph.nodes)
 
 
-def _find_replaced_nodes(goal: MotifGoal, case: Case) -> list[Node] | None:
+def _find_replaced_nodes(goal: MotifGoal, case: GraphCase) -> list[Node] | None:
     graph = case.graph.clone()
     before = list(graph.nodes)
     if not goal.fires(graph):
@@ -267,7 +269,7 @@ def _find_replaced_nodes(goal: MotifGoal, case: Case) -> list[Node] | None:
     return [old for old, twin in pairs if twin not in left] or list(case.graph.nodes)
 
 
-def build_pass_motifs(p: Pass, operators: Mapping[str, Operator]) -> Iterator[Case]:
+def build_pass_motifs(p: Pass, operators: Mapping[str, Operator]) -> Iterator[GraphCase]:
     """Yield the motifs that a pass provides, which random drawing would not find."""
     functions: Sequence[Callable[[Builder], Any]] = getattr(p, "motifs", ())
     for number, function in enumerate(functions):
@@ -275,10 +277,10 @@ def build_pass_motifs(p: Pass, operators: Mapping[str, Operator]) -> Iterator[Ca
         outputs = function(Builder(graph, operators))
         for value in outputs if isinstance(outputs, tuple) else (outputs,):
             graph.add_output(value)
-        yield Case(f"offered {number}", graph, [Run("typical", _random_inputs(graph, number))])
+        yield GraphCase(f"provided {number}", graph, [CaseRun("typical", _draw_random_inputs(graph, number))])
 
 
-def _random_inputs(graph: Graph, seed: int) -> tuple[torch.Tensor, ...]:
+def _draw_random_inputs(graph: Graph, seed: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     shapes: list[Any] = [v.type.shape for v in graph.inputs]
     return tuple(
@@ -289,7 +291,7 @@ def _random_inputs(graph: Graph, seed: int) -> tuple[torch.Tensor, ...]:
 
 def draw_chain(
     random: Random, operators: Mapping[str, Operator], goal: MotifGoal, attempt: int, *, forgets: bool
-) -> Case | None:
+) -> GraphCase | None:
     """Draw a chain of calls that each read the previous result and end in one of the goal's last operators.
 
     Some calls also read an unread value, or a value that has a reader already, as in ``x * sigmoid(x)``. All unread
@@ -354,16 +356,18 @@ def _repeat_node(random: Random, growth: EagerGraphBuilder) -> None:
     growth.place(node.op, operands, node.attrs)
 
 
-def _signature(case: Case) -> tuple[Any, ...]:
+def _signature(case: GraphCase) -> tuple[Any, ...]:
     """Return the key that distinguishes motifs: operators in order, sources of operands, sorts of attributes."""
 
     def attribute_sorts(node: Node) -> tuple[Any, ...]:
-        return tuple(attribute_sort(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
+        return tuple(classify_attribute(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
 
-    return tuple((n.op_type, tuple(map(_operand_source, n.inputs)), attribute_sorts(n)) for n in case.graph.nodes)
+    return tuple(
+        (n.op_type, tuple(map(_classify_operand_source, n.inputs)), attribute_sorts(n)) for n in case.graph.nodes
+    )
 
 
-def _operand_source(item: Any) -> str:
+def _classify_operand_source(item: Any) -> str:
     if not isinstance(item, Value):
         return type(item).__name__
     return "constant" if item.is_constant else item.producer.op_type if item.producer else "input"
@@ -375,6 +379,6 @@ def _traits(nodes: Iterable[Node]) -> set[Any]:
     for node in nodes:
         found.add((node.op_type, tuple(type(v).__name__ for v in node.inputs)))
         found.update(
-            (node.op_type, name, attribute_sort(v)) for name, v in node.attrs.items() if not isinstance(v, float)
+            (node.op_type, name, classify_attribute(v)) for name, v in node.attrs.items() if not isinstance(v, float)
         )
     return found

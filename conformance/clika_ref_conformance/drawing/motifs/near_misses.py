@@ -17,50 +17,50 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import random_draw
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_builder import LeafTensor
 from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS
 from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder, conformance_step, conformance_tap, is_safe
 from clika_ref_conformance.drawing.sampling import draw_call_of_any_dtype
 
 Operators = Mapping[str, Operator]
-NearMissMaker = Callable[[Case, Operators], Iterator[Case | None]]
+NearMissMaker = Callable[[GraphCase, Operators], Iterator[GraphCase | None]]
 """Yields the near misses of a motif; None for an illegal one."""
 
 
 def _change_calls(
-    case: Case, changes: Callable[[Node], Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]]
-) -> Iterator[Case | None]:
+    case: GraphCase, changes: Callable[[Node], Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]]
+) -> Iterator[GraphCase | None]:
     """Yield the case with one call changed, for each node and each of its changes."""
     for position, node in enumerate(case.graph.nodes):
-        for what, inputs, attrs in changes(node) if node.op_type not in UNSAFE_OPERATORS else ():
+        for description, inputs, attrs in changes(node) if node.op_type not in UNSAFE_OPERATORS else ():
             new = CaseRebuilder.with_leaves(case)
             legal = all(
                 new.take(n, inputs, attrs) if n is node else new.take(n) for n in case.graph.nodes
             )  # fmt: skip
-            yield new.done(f"{node.op_type} {position}: {what}") if legal else None
+            yield new.finish(f"{node.op_type} {position}: {description}") if legal else None
 
 
-def change_attribute(case: Case, _: Operators) -> Iterator[Case | None]:
+def change_attribute(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Give one attribute another value: a near one, or one from the operator's samples."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for name, value in node.attrs.items():
-            for other in alternative_values(node.op, name, value):
+            for other in find_alternative_values(node.op, name, value):
                 yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
 
     return _change_calls(case, changes)
 
 
-def change_attribute_sort(case: Case, _: Operators) -> Iterator[Case | None]:
+def change_attribute_sort(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Give one attribute a value of another sort from the operator's samples, one for each sort."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for name, value in node.attrs.items():
             others = {
-                attribute_sort(other): other
+                classify_attribute(other): other
                 for other in _sample_attribute(node.op, name)
-                if attribute_sort(other) != attribute_sort(value)
+                if classify_attribute(other) != classify_attribute(value)
             }
             for other in [*others.values()][:MAX_OTHER_SORTS]:
                 yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
@@ -68,7 +68,7 @@ def change_attribute_sort(case: Case, _: Operators) -> Iterator[Case | None]:
     return _change_calls(case, changes)
 
 
-def attribute_sort(value: Any) -> Any:
+def classify_attribute(value: Any) -> Any:
     """Return the properties of an attribute that a pass may test.
 
     These are the length and order of a tuple, whether it has duplicates, and whether a number is small.
@@ -78,9 +78,9 @@ def attribute_sort(value: Any) -> Any:
     return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
 
 
-def alternative_values(op: Operator, name: str, value: Any) -> list[Any]:
+def find_alternative_values(op: Operator, name: str, value: Any) -> list[Any]:
     """Return other values of an attribute: near ones, and those in the operator's samples."""
-    return _drop_equal_values(value, (*_near_values(value), *_sample_attribute(op, name)))[:MAX_OTHER_VALUES]
+    return _drop_equal_values(value, (*_make_near_values(value), *_sample_attribute(op, name)))[:MAX_OTHER_VALUES]
 
 
 def find_sample_values(op: Operator, name: str, value: Any) -> list[Any]:
@@ -101,7 +101,7 @@ MAX_OTHER_SORTS = 3
 """Maximum number of values of other sorts per attribute."""
 
 
-def _near_values(value: Any) -> Iterator[Any]:
+def _make_near_values(value: Any) -> Iterator[Any]:
     match value:
         case bool():
             yield not value
@@ -137,7 +137,7 @@ def sample_attributes(op: Operator) -> list[Mapping[str, Any]]:
     ]
 
 
-def swap_operands(case: Case, _: Operators) -> Iterator[Case | None]:
+def swap_operands(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Swap the first two operands of a call, or use the first for both."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
@@ -152,19 +152,19 @@ def swap_operands(case: Case, _: Operators) -> Iterator[Case | None]:
 REPLACEMENT_NUMBERS = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, math.nan, math.inf, True)
 
 
-def change_scalar(case: Case, _: Operators) -> Iterator[Case | None]:
+def change_scalar(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Replace a number by another type or value, or by a tensor of rank 0 or 1, and a tensor by a number."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for i, item in enumerate(node.inputs):
-            for other in _replacement_scalars(item):
+            for other in _make_replacement_scalars(item):
                 shown = f"tensor of rank {other.tensor.ndim}" if isinstance(other, LeafTensor) else repr(other)
                 yield f"operand {i} is {shown}", [*node.inputs[:i], other, *node.inputs[i + 1 :]], node.attrs
 
     return _change_calls(case, changes)
 
 
-def _replacement_scalars(item: Any) -> Iterator[Any]:
+def _make_replacement_scalars(item: Any) -> Iterator[Any]:
     if isinstance(item, Value):
         if item.data is not None and item.data.numel() == 1:
             yield item.data.item()
@@ -175,7 +175,7 @@ def _replacement_scalars(item: Any) -> Iterator[Any]:
             yield LeafTensor(torch.tensor([item]), constant)
 
 
-def add_reader(case: Case, _: Operators) -> Iterator[Case | None]:
+def add_reader(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Add another reader of a value inside the motif: a node, or an output before or after the others."""
     inner = [v for node in case.graph.nodes for v in node.outputs]
     leaves = [v for v, _ in CaseRebuilder.of(case).leaves]
@@ -184,61 +184,64 @@ def add_reader(case: Case, _: Operators) -> Iterator[Case | None]:
         if new is None:
             return
         tap = new.builder.place(conformance_tap, [new.mapping[value]], {})
-        yield new.done(f"%{value.name} is read elsewhere", tap.outputs, tapped=False) if tap else None
+        yield new.finish(f"%{value.name} has another reader", tap.outputs, tapped=False) if tap else None
         for first in (True, False):
             new = CaseRebuilder.rebuild(case)
             if new is not None:
-                yield new.done(f"%{value.name} is an output too", [new.mapping[value]], first=first, tapped=False)
+                yield new.finish(f"%{value.name} is also an output", [new.mapping[value]], first=first, tapped=False)
 
 
-def repeat_motif(case: Case, _: Operators) -> Iterator[Case | None]:
+def repeat_motif(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Repeat the motif: on the same inputs, on others with shared or equal constants, and on its own result."""
     for name, share_inputs, share_constants in (
-        ("twice on one input", True, True),
-        ("twice, constants shared", False, True),
-        ("twice, constants equal", True, False),
+        ("repeated on one input", True, True),
+        ("repeated, shared constants", False, True),
+        ("repeated, equal constants", True, False),
     ):
         new = CaseRebuilder.rebuild(case)
         if new is not None:
-            before = [new.now(v) for v in case.graph.outputs]
+            before = [new.map_operand(v) for v in case.graph.outputs]
             for value, tensor in new.leaves:
                 if not (share_constants if value.is_constant else share_inputs):
                     other = tensor.clone() if value.is_constant else tensor.flip(0) if tensor.ndim else tensor
                     new.mapping[value] = new.builder.leaf(
                         LeafTensor(other, value.is_constant, name=f"{value.name}_again")
                     )
-            yield new.done(name, before, first=True) if new.add_nodes() else None
+            yield new.finish(name, before, first=True) if new.add_nodes() else None
     new = CaseRebuilder.with_leaves(case)
     if case.graph.inputs and new.add_nodes():
-        results = [new.now(v) for v in case.graph.outputs]
+        results = [new.map_operand(v) for v in case.graph.outputs]
         same = [v for v in case.graph.inputs if v.type == results[0].type]
         if same:
             new.mapping[same[0]] = results[0]
-            yield new.done("on its own result") if new.add_nodes() else None
+            yield new.finish("repeated on its own result") if new.add_nodes() else None
 
 
-def change_outputs(case: Case, _: Operators) -> Iterator[Case | None]:
+def change_outputs(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Duplicate, drop or reorder outputs, return inputs and constants, or add an unused input."""
     leaves = [v for v, _ in CaseRebuilder.of(case).leaves]
     own = case.graph.outputs
-    ways: list[tuple[str, Sequence[Value], bool]] = [("every output twice", own, False), ("leaves too", leaves, True)]
+    ways: list[tuple[str, Sequence[Value], bool]] = [
+        ("duplicated outputs", own, False),
+        ("leaves as outputs", leaves, True),
+    ]
     for name, extra, first in ways:
         new = CaseRebuilder.rebuild(case)
         if new is not None:
-            yield new.done(name, [new.now(v) for v in extra], first=first, tapped=False)
+            yield new.finish(name, [new.map_operand(v) for v in extra], first=first, tapped=False)
     for position, value in enumerate(own if len(own) > 1 else ()):
         new = CaseRebuilder.rebuild(case)
         if new is not None:
-            yield new.builder.finish(f"output {position} alone", [new.now(value)])
+            yield new.builder.finish(f"only output {position}", [new.map_operand(value)])
     new = CaseRebuilder.of(case)
     new.builder.leaf(LeafTensor(torch.zeros(2, 3), name="unused"))
     new.add_leaves()
     if new.add_nodes():
-        tap = new.builder.place(conformance_tap, [new.now(own[-1])], {})
-        yield new.done("unused input, and not the last node", tap.outputs, tapped=False) if tap else None
+        tap = new.builder.place(conformance_tap, [new.map_operand(own[-1])], {})
+        yield new.finish("unused input, and not the last node", tap.outputs, tapped=False) if tap else None
 
 
-def change_leaves(case: Case, _: Operators) -> Iterator[Case | None]:
+def change_leaves(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Turn constants into inputs and inputs into constants, compute a leaf, or overwrite it during the call."""
     for value, tensor in CaseRebuilder.of(case).leaves:
         yield _replace_leaf(case, value, LeafTensor(tensor, not value.is_constant, name="other_role"))
@@ -248,19 +251,19 @@ def change_leaves(case: Case, _: Operators) -> Iterator[Case | None]:
         if tap is not None:
             new.mapping[value] = tap.output
             if new.add_nodes():
-                yield new.done(f"%{value.name} is computed")
+                yield new.finish(f"%{value.name} is computed")
             new = CaseRebuilder.with_leaves(case)
             plain = new.mapping[value]
             step = new.builder.place(conformance_step, [plain], {})
             if step is not None and new.add_nodes():
-                made = new.done(f"%{value.name} is overwritten")
+                made = new.finish(f"%{value.name} is overwritten")
                 made.graph.set_state(plain.name, step.output)
                 yield made
 
 
-def _replace_leaf(case: Case, value: Value, leaf: LeafTensor) -> Case | None:
+def _replace_leaf(case: GraphCase, value: Value, leaf: LeafTensor) -> GraphCase | None:
     new = CaseRebuilder.rebuild(case, lambda v, old: leaf if v is value else old)
-    return None if new is None else new.done(f"%{value.name} is {leaf.name}")
+    return None if new is None else new.finish(f"%{value.name} is {leaf.name}")
 
 
 OTHER_DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -270,7 +273,7 @@ DTYPES_PER_MOTIF = 4
 """Number of dtypes tried per motif; passes test classes of dtypes, and there are many motifs."""
 
 
-def change_dtype(case: Case, _: Operators) -> Iterator[Case | None]:
+def change_dtype(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Change the dtype of all tensors of one dtype, or of one tensor; each motif gets some of the dtypes."""
     leaves = CaseRebuilder.of(case).leaves
     chosen = [[v for v, _ in leaves if v.type.dtype == d] for d in {t.dtype: None for _, t in leaves}]
@@ -278,7 +281,7 @@ def change_dtype(case: Case, _: Operators) -> Iterator[Case | None]:
     dtypes = Random(case.name).sample(OTHER_DTYPES, DTYPES_PER_MOTIF)  # noqa: S311 - no secret
     for dtype, values in product(dtypes, chosen) if is_safe(case) else ():
         new = CaseRebuilder.rebuild(case, partial(_cast_leaf, values, dtype))
-        yield None if new is None else new.done(f"{dtype} at {[v.name for v in values]}")
+        yield None if new is None else new.finish(f"{dtype} at {[v.name for v in values]}")
 
 
 def _cast_leaf(chosen: Sequence[Value], dtype: torch.dtype, value: Value, leaf: LeafTensor) -> LeafTensor:
@@ -291,32 +294,32 @@ LARGE_INTEGERS = (2**24 + 1, 2**53 + 1)
 """Integers that float32 and float64 round."""
 
 
-def insert_special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
+def insert_special_elements(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Set the first and last element of float inputs to NaN, Inf and -0.0, and of integer ones to dtype bounds.
 
     A second graph turns constants into inputs, and all leaves into floats if there are none, as a pass may treat any
     value like weights or integers.
     """
     for one in (case, *_make_float_inputs(case)):
-        accepted = [run for run in _special_runs(one) if _is_accepted(one, run)]
+        accepted = [run for run in _make_special_runs(one) if _is_accepted(one, run)]
         if accepted:
-            yield Case("special elements", one.graph, accepted)
+            yield GraphCase("special elements", one.graph, accepted)
 
 
-def _make_float_inputs(case: Case) -> Iterator[Case]:
+def _make_float_inputs(case: GraphCase) -> Iterator[GraphCase]:
     new = CaseRebuilder.of(case)
     has_floats = any(tensor.is_floating_point() for _, tensor in new.leaves)
     if has_floats and not any(v.is_constant for v, _ in new.leaves):
         return
     new.add_leaves(lambda _, leaf: LeafTensor(leaf.tensor if has_floats else leaf.tensor.float(), name=leaf.name))
     if new.add_nodes():
-        yield new.done("inputs of floats")
+        yield new.finish("float inputs")
 
 
-def _special_runs(case: Case) -> list[Run]:
+def _make_special_runs(case: GraphCase) -> list[CaseRun]:
     inputs = [t for t in case.runs[0].inputs if t.numel()]
     runs = [
-        Run(
+        CaseRun(
             f"{special} {'first' if place == 0 else 'last'}",
             tuple(_set_element(t, special, place) for t in case.runs[0].inputs),
         )
@@ -325,14 +328,14 @@ def _special_runs(case: Case) -> list[Run]:
         if any(t.is_floating_point() for t in inputs)
     ]
     runs += [
-        Run(f"large integers {turn}", tuple(_set_large_element(t, turn) for t in case.runs[0].inputs))
+        CaseRun(f"large integers {turn}", tuple(_set_large_element(t, turn) for t in case.runs[0].inputs))
         for turn in range(4)
         if any(t.dtype in INTEGER_DTYPES for t in inputs) and is_safe(case)
     ]
     return runs
 
 
-def enlarge_constants(case: Case, _: Operators) -> Iterator[Case | None]:
+def enlarge_constants(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Scale a constant close to its dtype's maximum, and the leaves next to it so low that no sum overflows."""
     leaves = CaseRebuilder.of(case).leaves
     floats = {value for value, tensor in leaves if _has_float_elements(tensor)}
@@ -340,7 +343,7 @@ def enlarge_constants(case: Case, _: Operators) -> Iterator[Case | None]:
         beside = {v for use in value.uses for v in _values_of(use.user)} - {value}
         if beside and beside <= floats:
             new = CaseRebuilder.rebuild(case, partial(_scale_leaf, value, beside))
-            yield None if new is None else new.done(f"%{value.name} is large")
+            yield None if new is None else new.finish(f"%{value.name} is large")
 
 
 def _values_of(user: Any) -> list[Value]:
@@ -368,7 +371,7 @@ def _has_float_elements(tensor: Tensor) -> bool:
 INTEGER_DTYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-def _is_accepted(case: Case, run: Run) -> bool:
+def _is_accepted(case: GraphCase, run: CaseRun) -> bool:
     """Return whether eager accepts the elements; a large integer may be an invalid index."""
     try:
         with torch.no_grad():

@@ -8,28 +8,29 @@ from typing import Any
 import torch
 
 from clika_ref.core.ir import Node, Value
-from clika_ref_conformance.cases import Case
+from clika_ref_conformance.cases import GraphCase
 from clika_ref_conformance.drawing.eager_builder import LeafTensor
 from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS
 from clika_ref_conformance.drawing.motifs.near_misses import Operators
 from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder
 
 
-def change_optional_operands(case: Case, _: Operators) -> Iterator[Case | None]:
+def change_optional_operands(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Omit each operand, and add a constant for each missing one, where eager accepts the call."""
     for position, node in enumerate(case.graph.nodes):
         for index, item in enumerate(node.inputs) if node.op_type not in UNSAFE_OPERATORS else ():
             name = f"{node.op_type} {position}: operand {index}"
             if isinstance(item, Value):
-                yield _replace_operand(case, node, index, None, f"{name} left out")
+                yield _replace_operand(case, node, index, None, f"{name} omitted")
             elif item is None:
                 fitting = (
-                    _replace_operand(case, node, index, leaf, f"{name} given") for leaf in _constant_candidates(node)
+                    _replace_operand(case, node, index, leaf, f"{name} added")
+                    for leaf in _make_constant_candidates(node)
                 )
                 yield next(filter(None, fitting), None)
 
 
-def _constant_candidates(node: Node) -> Iterator[LeafTensor]:
+def _make_constant_candidates(node: Node) -> Iterator[LeafTensor]:
     """Yield constants with the lengths of the dims of the result and operands, to fit along one of them."""
     values = [*node.outputs, *(v for v in node.inputs if isinstance(v, Value))]
     lengths = dict.fromkeys(int(side) for v in values for side in v.type.shape if isinstance(side, int))
@@ -37,9 +38,11 @@ def _constant_candidates(node: Node) -> Iterator[LeafTensor]:
     yield from (LeafTensor((torch.arange(n) % 5 - 1).to(dtype), constant=True, name="given") for n in lengths)
 
 
-def _replace_operand(case: Case, node: Node, index: int, operand: LeafTensor | None, name: str) -> Case | None:
+def _replace_operand(
+    case: GraphCase, node: Node, index: int, operand: LeafTensor | None, name: str
+) -> GraphCase | None:
     new = CaseRebuilder.with_leaves(case)
     inputs: list[Any] = list(node.inputs)
     inputs[index] = None if operand is None else new.builder.leaf(operand)
     legal = all(new.take(n, inputs) if n is node else new.take(n) for n in case.graph.nodes)
-    return new.done(name, new.unread) if legal else None
+    return new.finish(name, new.unread) if legal else None

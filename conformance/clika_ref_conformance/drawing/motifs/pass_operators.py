@@ -27,14 +27,14 @@ def find_operator_groups(p: Pass | Rule, operators: Mapping[str, Operator]) -> l
     """
     groups: set[tuple[str, ...]] = set()
     for item in _collect_reachable(p):
-        names = [item] if isinstance(item, str) else _operator_names(item)
+        names = [item] if isinstance(item, str) else _find_operator_names(item)
         known = sorted({name for name in names if isinstance(name, str) and name in operators})
         if known:
             groups.add(tuple(known))
     return sorted(groups)
 
 
-def _operator_names(item: Any) -> Collection[Any]:
+def _find_operator_names(item: Any) -> Collection[Any]:
     if isinstance(item, Rule):
         return item.kinds
     return item if isinstance(item, tuple | list | set | frozenset | dict) else ()

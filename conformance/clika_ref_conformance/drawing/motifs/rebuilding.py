@@ -12,7 +12,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import operator
-from clika_ref_conformance.cases import Case
+from clika_ref_conformance.cases import GraphCase
 from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder, LeafTensor
 from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS
 
@@ -33,7 +33,7 @@ SUITE_OPERATORS = {op.name: op for op in (conformance_tap, conformance_step)}
 """Operators of the suite, which no plugin provides and which reproducers may contain."""
 
 
-def is_safe(case: Case) -> bool:
+def is_safe(case: GraphCase) -> bool:
     """Return whether PyTorch rejects every illegal form of a case instead of corrupting memory."""
     return UNSAFE_OPERATORS.isdisjoint(node.op_type for node in case.graph.nodes)
 
@@ -42,18 +42,18 @@ def is_safe(case: Case) -> bool:
 class CaseRebuilder:
     """Rebuilds a case call by call, with changes."""
 
-    case: Case
+    case: GraphCase
     builder: EagerGraphBuilder
     mapping: dict[Value, Any]
 
     @classmethod
-    def of(cls, case: Case) -> CaseRebuilder:
+    def of(cls, case: GraphCase) -> CaseRebuilder:
         """Start from an empty graph."""
         return cls(case, EagerGraphBuilder(), {})
 
     @classmethod
     def with_leaves(
-        cls, case: Case, change: Callable[[Value, LeafTensor], LeafTensor] = lambda _, leaf: leaf
+        cls, case: GraphCase, change: Callable[[Value, LeafTensor], LeafTensor] = lambda _, leaf: leaf
     ) -> CaseRebuilder:
         """Start from the leaves of a case, after applying ``change``."""
         new = cls.of(case)
@@ -62,7 +62,7 @@ class CaseRebuilder:
 
     @classmethod
     def rebuild(
-        cls, case: Case, change: Callable[[Value, LeafTensor], LeafTensor] = lambda _, leaf: leaf
+        cls, case: GraphCase, change: Callable[[Value, LeafTensor], LeafTensor] = lambda _, leaf: leaf
     ) -> CaseRebuilder | None:
         """Rebuild a whole case after applying ``change`` to its leaves; None if a call becomes illegal."""
         new = cls.with_leaves(case, change)
@@ -83,7 +83,7 @@ class CaseRebuilder:
 
     def take(self, node: Node, inputs: Sequence[Any] | None = None, attrs: Mapping[str, Any] | None = None) -> bool:
         """Add a node, with other operands or attributes if given; return whether that is legal."""
-        operands = [self.now(v) for v in (node.inputs if inputs is None else inputs)]
+        operands = [self.map_operand(v) for v in (node.inputs if inputs is None else inputs)]
         attrs = node.attrs if attrs is None else attrs
         if inputs is None and attrs is node.attrs and self._is_known(node):
             types, results = [v.type for v in node.outputs], [self.case.tensors[v] for v in node.outputs]
@@ -107,24 +107,24 @@ class CaseRebuilder:
         """Add every node unchanged; return whether that is legal."""
         return all(self.take(node) for node in self.case.graph.nodes)
 
-    def now(self, item: Any) -> Any:
+    def map_operand(self, item: Any) -> Any:
         """Return the new value for an operand of the case."""
         return self.mapping.get(item, item) if isinstance(item, Value) else item
 
     @property
     def unread(self) -> list[Value]:
         """Results that had readers in the case and have none now, so that faults in them would not show."""
-        returned = {self.now(v) for v in self.case.graph.outputs}
-        read = [self.now(v) for node in self.case.graph.nodes for v in node.outputs if v.uses]
+        returned = {self.map_operand(v) for v in self.case.graph.outputs}
+        read = [self.map_operand(v) for node in self.case.graph.nodes for v in node.outputs if v.uses]
         return [v for v in read if not v.uses and v not in returned]
 
-    def done(self, name: str, extra: Sequence[Value] = (), *, first: bool = False, tapped: bool = True) -> Case:
+    def finish(self, name: str, extra: Sequence[Value] = (), *, first: bool = False, tapped: bool = True) -> GraphCase:
         """Return the case, with extra outputs before or after its own.
 
         With ``tapped``, a node reads each output, and its result is returned instead. A pass may not replace an output
         by an input or another output, so without the tap a wrong replacement would not show.
         """
-        own = [self.now(v) for v in self.case.graph.outputs]
+        own = [self.map_operand(v) for v in self.case.graph.outputs]
         outputs = [*extra, *own] if first else [*own, *extra]
         return self.builder.finish(name, [self._tap(v) for v in outputs] if tapped else outputs)
 

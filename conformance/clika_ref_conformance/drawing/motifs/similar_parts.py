@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref_conformance.cases import Case
+from clika_ref_conformance.cases import GraphCase
 from clika_ref_conformance.drawing.eager_builder import LeafTensor
 from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS, CallGenerator
 from clika_ref_conformance.drawing.motifs.near_misses import Operators, find_sample_values
@@ -26,7 +26,7 @@ LARGE_CONSTANT_SIZE = 2000
 """Number of elements of a large constant: more than a pass that only samples elements reads."""
 
 
-def add_similar_constants(case: Case, _: Operators) -> Iterator[Case | None]:
+def add_similar_constants(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Add a constant similar to one of the motif's, or two large ones that differ in one element or zero sign."""
     originals = [t for v, t in CaseRebuilder.of(case).leaves if v.is_constant and t.numel()]
     large = torch.linspace(-1, 1, LARGE_CONSTANT_SIZE)
@@ -37,11 +37,11 @@ def add_similar_constants(case: Case, _: Operators) -> Iterator[Case | None]:
         new = CaseRebuilder.rebuild(case)
         if new is None:
             return
-        names = (f"clika.alike_{number}", f"clika.alike_{number}_again")
+        names = (f"clika.similar_{number}_0", f"clika.similar_{number}_1")
         leaves = [
             new.builder.leaf(LeafTensor(t, constant=True, name=n)) for t, n in zip((one, other), names, strict=True)
         ]
-        yield new.done(f"constants alike {number}", leaves)
+        yield new.finish(f"similar constants {number}", leaves)
 
 
 def draw_indices(count: int) -> list[int]:
@@ -58,7 +58,7 @@ def _change_element(tensor: Tensor, place: int) -> Tensor:
 SIMILAR_NUMBERS = ((0.0, -0.0), (1, 2), (1.0, 2.0), (0, 1))
 
 
-def use_similar_literals(case: Case, _: Operators) -> Iterator[Case | None]:
+def use_similar_literals(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Give all calls of one operator the same number, and the last of them a similar one."""
     kinds = {node.op_type: None for node in case.graph.nodes if any(isinstance(v, int | float) for v in node.inputs)}
     for kind, (one, other) in product(kinds, SIMILAR_NUMBERS):
@@ -66,7 +66,7 @@ def use_similar_literals(case: Case, _: Operators) -> Iterator[Case | None]:
         new = CaseRebuilder.with_leaves(case)
         numbers = {id(node): other if node is nodes[-1] and len(nodes) > 1 else one for node in nodes}
         legal = all(new.take(n, _replace_numbers(n, numbers[id(n)]) if n in nodes else None) for n in case.graph.nodes)
-        yield new.done(f"{kind} by {one!r} and {other!r}") if legal else None
+        yield new.finish(f"{kind} with {one!r} and {other!r}") if legal else None
 
 
 def _replace_numbers(node: Node, number: float) -> list[Any]:
@@ -80,7 +80,7 @@ ELEMENTWISE_ERROR_CLASSES = ("exact", "ulp")
 """Error classes of their operators; kernels with windows do not check that their attributes are consistent."""
 
 
-def add_similar_calls(case: Case, operators: Operators) -> Iterator[Case | None]:
+def add_similar_calls(case: GraphCase, operators: Operators) -> Iterator[GraphCase | None]:
     """Add a drawn call twice, changing one attribute, a number or the operand order; repeat random calls unchanged."""
     random = Random(case.name)  # noqa: S311 - no secret
     simple = sorted(
@@ -100,7 +100,7 @@ def add_similar_calls(case: Case, operators: Operators) -> Iterator[Case | None]
             if node.is_random
             else _add_similar_call(random, new, node)
         )
-        yield None if twin is None else new.done(f"{kind} alike", [*node.outputs, *twin.outputs])
+        yield None if twin is None else new.finish(f"similar {kind}", [*node.outputs, *twin.outputs])
 
 
 def _add_similar_call(random: Random, new: CaseRebuilder, node: Node) -> Node | None:
@@ -120,20 +120,20 @@ def _add_similar_call(random: Random, new: CaseRebuilder, node: Node) -> Node | 
     return next((twin for twin in attempts if twin is not None), None)
 
 
-def divide_by_signed_zeros(case: Case, operators: Operators) -> Iterator[Case | None]:
+def divide_by_signed_zeros(case: GraphCase, operators: Operators) -> Iterator[GraphCase | None]:
     """Divide the first float of a motif by 0.0 and by -0.0, the only equal numbers with different effects."""
     new = CaseRebuilder.with_leaves(case)
     floats = [new.mapping[v] for v, t in new.leaves if t.is_floating_point()]
     divide: Operator | None = operators.get("div")
     if divide is not None and floats and new.add_nodes():
         quotients = [new.builder.place(divide, [floats[0], zero], divide.attributes) for zero in (0.0, -0.0)]
-        yield new.done("zeros alike", [q.output for q in quotients if q is not None])
+        yield new.finish("signed zeros", [q.output for q in quotients if q is not None])
 
 
-def equalize_dims(case: Case, _: Operators) -> Iterator[Case | None]:
+def equalize_dims(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Give all dims one size, and all calls of one operator the same or permuted attributes."""
     for length, (how, change) in product((None, 2, 3), ATTRIBUTE_CHANGES.items()) if is_safe(case) else ():
-        if length is None and how == "as they are":
+        if length is None and how == "unchanged":
             continue
         new = CaseRebuilder.with_leaves(
             case, lambda _, leaf, length=length: replace(leaf, tensor=_resize_dims(leaf.tensor, length))
@@ -142,7 +142,7 @@ def equalize_dims(case: Case, _: Operators) -> Iterator[Case | None]:
         legal = all(
             new.take(node, attrs=change(first.setdefault(node.op_type, node), node)) for node in case.graph.nodes
         )
-        yield new.done(f"sides of {length}, attributes {how}") if legal else None
+        yield new.finish(f"dims of {length}, attributes {how}") if legal else None
 
 
 def _rotate_orders(_: Node, node: Node) -> Mapping[str, Any]:
@@ -160,9 +160,9 @@ def _is_permutation(value: Any) -> bool:
 
 
 ATTRIBUTE_CHANGES: Mapping[str, Callable[[Node, Node], Mapping[str, Any]]] = {
-    "as they are": lambda _, node: node.attrs,
-    "alike": lambda first, _: first.attrs,
-    "turned": _rotate_orders,
+    "unchanged": lambda _, node: node.attrs,
+    "equal": lambda first, _: first.attrs,
+    "rotated": _rotate_orders,
 }
 """New attributes of a call, as a function of the first call of its operator and the call itself."""
 
@@ -188,7 +188,7 @@ PRECISE_ELEMENTS = (0.1, -1.7, 1e-6, 70001.0, 2.0**31 - 1, -(2.0**24) - 1, 0.0, 
 """Elements, some of which each narrower dtype cannot represent."""
 
 
-def cast_round_trips(case: Case, _: Operators) -> Iterator[Case | None]:
+def cast_round_trips(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Cast between all pairs of dtypes and back, and integers on to int64, if the motif has two casts or more."""
     casts = [node for node in case.graph.nodes if set(map(type, node.attrs.values())) == {torch.dtype}]
     if len(casts) < MIN_CASTS or not is_safe(case):
@@ -202,7 +202,7 @@ def cast_round_trips(case: Case, _: Operators) -> Iterator[Case | None]:
         targets = {id(node): there for node in casts[:-1]} | {id(casts[-1]): last}
         nodes = [(n, {name: targets[id(n)] for name in n.attrs} if n in casts else n.attrs) for n in case.graph.nodes]
         legal = all(new.take(node, attrs=attrs) for node, attrs in nodes)
-        yield new.done(f"{first} through {there} to {last}") if legal else None
+        yield new.finish(f"{first} through {there} to {last}") if legal else None
 
 
 MIN_CASTS = 2

@@ -9,7 +9,7 @@ from typing import Any
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref_conformance.cases import Case
+from clika_ref_conformance.cases import GraphCase
 from clika_ref_conformance.drawing.eager_builder import LeafTensor
 from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS, CallGenerator
 from clika_ref_conformance.drawing.motifs.near_misses import Operators, sample_attributes
@@ -35,36 +35,36 @@ CallSpec = tuple[Operator, Sequence[Any], Mapping[str, Any]]
 
 
 def substitute_operator(
-    random: Random, motif: Case, operators: Operators, group: Sequence[str], kind: str, *, kin: bool
-) -> Iterator[Case]:
+    random: Random, motif: GraphCase, operators: Operators, group: Sequence[str], kind: str, *, kin: bool
+) -> Iterator[GraphCase]:
     """Yield the motif with an operator of a group in place of each node inside the group, or outside of it."""
     for position, node in enumerate(motif.graph.nodes):
         if kind not in UNSAFE_OPERATORS and kind != node.op_type and (node.op_type in group) is kin:
-            yield from (_finish(new, motif) for new in _substitutions(random, motif, position, operators[kind]))
+            yield from (_finish(new, motif) for new in _make_substitutions(random, motif, position, operators[kind]))
 
 
-def redraw_each_call(random: Random, motif: Case) -> Iterator[Iterator[Case]]:
+def redraw_each_call(random: Random, motif: GraphCase) -> Iterator[Iterator[GraphCase]]:
     """Yield, for each node, the variants of the motif with that call redrawn."""
     for position, node in enumerate(motif.graph.nodes):
         yield (_finish(new, motif) for new in _redraw_node(random, motif, position, node.op))
 
 
-def _finish(new: CaseRebuilder, motif: Case) -> Case:
-    return new.builder.finish("varied", [*(new.now(v) for v in motif.graph.outputs), *new.unread])
+def _finish(new: CaseRebuilder, motif: GraphCase) -> GraphCase:
+    return new.builder.finish("varied", [*(new.map_operand(v) for v in motif.graph.outputs), *new.unread])
 
 
-def redraw_call(case: Case, _: Operators, *, draws: int = NEAR_MISS_DRAWS_PER_NODE) -> Iterator[Case | None]:
+def redraw_call(case: GraphCase, _: Operators, *, draws: int = NEAR_MISS_DRAWS_PER_NODE) -> Iterator[GraphCase | None]:
     """Redraw each call: with operands of other ranks and sizes, and other attributes that fit them."""
     random = Random(case.name)  # noqa: S311 - no secret
     for position, node in enumerate(case.graph.nodes):
         for new in _redraw_node(random, case, position, node.op, draws=draws):
-            yield new.done(f"{node.op_type} {position} drawn anew", new.unread)
+            yield new.finish(f"{node.op_type} {position} drawn again", new.unread)
 
 
-def _substitutions(random: Random, motif: Case, position: int, op: Operator) -> Iterator[CaseRebuilder]:
+def _make_substitutions(random: Random, motif: GraphCase, position: int, op: Operator) -> Iterator[CaseRebuilder]:
     node = list(motif.graph.nodes)[position]
     for operands in _insert_neutral_numbers(node.inputs):
-        for attrs in _distinct_attributes(op):
+        for attrs in _find_distinct_attributes(op):
             yield from _replace_call(random, motif, position, (op, operands, attrs))
     yield from _redraw_node(random, motif, position, op)
 
@@ -77,14 +77,14 @@ def _insert_neutral_numbers(operands: Sequence[Any]) -> Iterator[Sequence[Any]]:
             yield from ([*operands[:i], number, *operands[i + 1 :]] for number in NEUTRAL_NUMBERS)
 
 
-def _distinct_attributes(op: Operator) -> list[Mapping[str, Any]]:
+def _find_distinct_attributes(op: Operator) -> list[Mapping[str, Any]]:
     """Return the attributes of the first sampled calls that differ in them."""
     found = {repr(attrs): attrs for attrs in reversed(sample_attributes(op))}
     return [*reversed(found.values())][:MAX_ATTRIBUTE_SETS]
 
 
 def _redraw_node(
-    random: Random, motif: Case, position: int, op: Operator, *, draws: int = DRAWS_PER_NODE
+    random: Random, motif: GraphCase, position: int, op: Operator, *, draws: int = DRAWS_PER_NODE
 ) -> Iterator[CaseRebuilder]:
     """Yield the motif with redrawn calls of an operator at a node, on results of other nodes and new leaves.
 
@@ -93,7 +93,7 @@ def _redraw_node(
     node = list(motif.graph.nodes)[position]
     for _ in range(draws if op.name not in UNSAFE_OPERATORS else 0):
         new = _rebuild_until(motif, position)
-        drawn = new and CallGenerator(random, new.builder, 1.0).call(op, _operand_pool(random, new, node))
+        drawn = new and CallGenerator(random, new.builder, 1.0).call(op, _make_operand_pool(random, new, node))
         if not new or drawn is None:
             continue
         operands = _map_operands(new, node, drawn)
@@ -101,17 +101,17 @@ def _redraw_node(
             yield from _replace_call(random, motif, position, (op, operands, attrs))
 
 
-def _rebuild_until(motif: Case, position: int) -> CaseRebuilder | None:
+def _rebuild_until(motif: GraphCase, position: int) -> CaseRebuilder | None:
     """Rebuild the motif up to a node, excluding it."""
     new = CaseRebuilder.with_leaves(motif)
     return new if all(map(new.take, list(motif.graph.nodes)[:position])) else None
 
 
-def _operand_pool(random: Random, new: CaseRebuilder, node: Node) -> list[Value]:
+def _make_operand_pool(random: Random, new: CaseRebuilder, node: Node) -> list[Value]:
     """Return the new values for computed operands of a node, and half of the time also for those with other readers."""
     readers = 1 if random.random() < 1 / 2 else math.inf
     values = [v for v in node.inputs if isinstance(v, Value)]
-    return [new.now(v) for v in values if v.producer is not None or len(v.uses) > readers]
+    return [new.map_operand(v) for v in values if v.producer is not None or len(v.uses) > readers]
 
 
 def _map_operands(new: CaseRebuilder, old: Node, drawn: Node) -> list[Any]:
@@ -143,14 +143,14 @@ def _match_length(old: Any, new: Any) -> Any:
     return tuple(range(len(new))) if old == tuple(range(len(old))) else new
 
 
-def _replace_call(random: Random, motif: Case, position: int, call: CallSpec) -> Iterator[CaseRebuilder]:
+def _replace_call(random: Random, motif: GraphCase, position: int, call: CallSpec) -> Iterator[CaseRebuilder]:
     """Yield the motif with another call at a node, if it is legal.
 
     If a later node does not accept the new result, its other operands are redrawn.
     """
     op, operands, attrs = call
     new = _rebuild_until(motif, position)
-    placed = new and new.builder.place(op, [new.now(v) for v in operands], attrs)
+    placed = new and new.builder.place(op, [new.map_operand(v) for v in operands], attrs)
     if new and placed and _substitute_node(new, list(motif.graph.nodes)[position:], placed, random):
         yield new
 
@@ -172,7 +172,7 @@ def _substitute_node(new: CaseRebuilder, nodes: Sequence[Node], placed: Node, ra
 def _add_follower(random: Random, new: CaseRebuilder, node: Node, *, keep: bool) -> bool:
     """Add a node on operands that match its inputs, keeping its attributes if asked and legal."""
     for _ in range(DRAWS_PER_NODE // 2 if node.op_type not in UNSAFE_OPERATORS else 0):
-        drawn = CallGenerator(random, new.builder, 1.0, 1.0).call(node.op, _operand_pool(random, new, node))
+        drawn = CallGenerator(random, new.builder, 1.0, 1.0).call(node.op, _make_operand_pool(random, new, node))
         if drawn is not None and len(drawn.outputs) == len(node.outputs):
             kept = new.builder.place(node.op, drawn.inputs, node.attrs) if keep else None
             if kept is not None and len(kept.outputs) == len(node.outputs):
@@ -186,7 +186,7 @@ def _add_follower(random: Random, new: CaseRebuilder, node: Node, *, keep: bool)
     return False
 
 
-def substitute_random_operators(case: Case, operators: Operators) -> Iterator[Case | None]:
+def substitute_random_operators(case: GraphCase, operators: Operators) -> Iterator[GraphCase | None]:
     """Replace each node by random operators on the same operands."""
     random = Random(case.name)  # noqa: S311 - no secret
     drawing = [
@@ -201,6 +201,8 @@ def substitute_random_operators(case: Case, operators: Operators) -> Iterator[Ca
             else ()
         ):
             new = _rebuild_until(case, position)
-            placed = new and CallGenerator(random, new.builder, 1.0, 1.0).call(op, [new.now(v) for v in tensors])
+            placed = new and CallGenerator(random, new.builder, 1.0, 1.0).call(
+                op, [new.map_operand(v) for v in tensors]
+            )
             if new and placed and _substitute_node(new, nodes[position:], placed, random):
-                yield new.done(f"{op.name} at {position}", new.unread)
+                yield new.finish(f"{op.name} at {position}", new.unread)

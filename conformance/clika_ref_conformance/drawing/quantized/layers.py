@@ -18,7 +18,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 
 X_SCALE = 2.0**-4
 W_SCALE = 2.0**-6
@@ -70,25 +70,25 @@ QUANTIZED_LAYERS = (
 
 def make_layer_case(
     layer: QuantizedLayer, registry: Registry, seed: int, bits: int = 8
-) -> tuple[Case, dict[str, np.ndarray]]:
+) -> tuple[GraphCase, dict[str, np.ndarray]]:
     """Return a layer with weights of ``bits`` bits as a case, and the exact result for each run."""
     end = 2 ** (bits - 1)
     weights = {"largest": np.full(layer.w, end - 1), "drawn": np.random.default_rng(seed).integers(-end, end, layer.w)}
     kind = "drawn" if layer.axis is not None else "largest"
     w = weights[kind].astype(np.int8)
-    scales = _weight_scales(layer)
+    scales = _draw_weight_scales(layer)
     channels = w.shape[layer.axis] if layer.axis is not None else w.shape[0 if layer.op == "linear" else -1]
     bias = np.random.default_rng(seed + 1).integers(-1000, 1000, channels).astype(np.int32) if layer.bias else None
     graph = _build_graph(layer, registry, w, scales, bias)
     runs, expected = [], {}
-    for name, codes in _input_codes(layer, seed):
+    for name, codes in _draw_input_codes(layer, seed):
         x = ((codes - layer.zero_point) * X_SCALE).astype(np.float32)
-        runs.append(Run(name, (torch.from_numpy(x),)))
+        runs.append(CaseRun(name, (torch.from_numpy(x),)))
         expected[name] = _compute_expected(layer, codes, w, scales, bias)
-    return Case(layer.name, graph, runs, {"layer": layer.name}), expected
+    return GraphCase(layer.name, graph, runs, {"layer": layer.name}), expected
 
 
-def _input_codes(layer: QuantizedLayer, seed: int) -> list[tuple[str, np.ndarray]]:
+def _draw_input_codes(layer: QuantizedLayer, seed: int) -> list[tuple[str, np.ndarray]]:
     random = np.random.default_rng(seed + 2)
     return [
         ("all 255", np.full(layer.x, 255)),
@@ -98,7 +98,7 @@ def _input_codes(layer: QuantizedLayer, seed: int) -> list[tuple[str, np.ndarray
     ]
 
 
-def _weight_scales(layer: QuantizedLayer) -> np.ndarray:
+def _draw_weight_scales(layer: QuantizedLayer) -> np.ndarray:
     if layer.axis is None:
         return np.asarray(W_SCALE, np.float32)
     count = layer.w[layer.axis]
@@ -145,14 +145,14 @@ def _compute_expected(
         spread = spread.reshape([-1 if i == layer.axis else 1 for i in range(b.ndim)])
     weight = b * spread
     extra = None if bias is None else torch.as_tensor(bias * scales.astype(np.float64) * X_SCALE)
-    y = _float64_layers(layer, extra)[layer.op](a, weight).numpy()
+    y = _get_float64_layers(layer, extra)[layer.op](a, weight).numpy()
     if not layer.requantized:
         return y.astype(np.float32)
     scale, zero = OUTPUT_QPARAMS
     return np.clip(np.rint(y / scale) + zero, 0, 255).astype(np.uint8)
 
 
-def _float64_layers(layer: QuantizedLayer, bias: torch.Tensor | None) -> dict[str, Any]:
+def _get_float64_layers(layer: QuantizedLayer, bias: torch.Tensor | None) -> dict[str, Any]:
     """Return the layers in float64, where sums of integers below 2^53 are exact."""
     stride, groups = layer.attrs.get("stride", 1), layer.attrs.get("groups", 1)
     padding: Sequence[int] = layer.attrs.get("padding", (0, 0))

@@ -38,8 +38,8 @@ SUBNORMAL_STEP = 2.0**-149
 
 
 @dataclass(frozen=True)
-class QuantizedRange:
-    """A quantized range: dtype, bounds, and scales and zero points of shape [] or [c] along ``axis``."""
+class QuantizationGrid:
+    """Quantization grid: dtype, bounds, and scales and zero points of shape [] or [c] along ``axis``."""
 
     dtype: str
     low: int
@@ -95,36 +95,39 @@ class QuantizedRange:
             finite = np.isfinite(values)  # with a huge scale, even correct codes overflow
             far = inside & finite & (np.abs(values.astype(np.float64) - exact) > bound)
         slack = np.abs(exact) * 2 * UNIT_ROUNDOFF
-        for wrong, text in (
-            (below & (codes != self.low) & (exact < scale * (self.low - zero - 0.5) - slack), f"is not {self.low}"),
-            (above & (codes != self.high) & (exact > scale * (self.high - zero + 0.5) + slack), f"is not {self.high}"),
-            (far, "comes back from farther than half a step"),
+        for wrong, problem in (
+            (below & (codes != self.low) & (exact < scale * (self.low - zero - 0.5) - slack), f"expected {self.low}"),
+            (
+                above & (codes != self.high) & (exact > scale * (self.high - zero + 0.5) + slack),
+                f"expected {self.high}",
+            ),
+            (far, "the error exceeds half a step"),
         ):
             if wrong.any():
                 at = tuple(int(i) for i in np.argwhere(wrong)[0])
-                became = f"{int(codes[at])}, which stands for {float(values[at])!r}"
-                return f"element {list(at)}, {float(x[at])!r}, becomes {became}: it {text}"
+                became = f"{int(codes[at])}, which dequantizes to {float(values[at])!r}"
+                return f"element {list(at)}, {float(x[at])!r}, becomes {became}: {problem}"
         return None
 
 
-def draw_quantized_ranges(count: int, seed: int) -> list[QuantizedRange]:
-    """Return ``count`` quantized ranges, or all if there are fewer; the same seed gives the same ranges."""
+def draw_quantization_grids(count: int, seed: int) -> list[QuantizationGrid]:
+    """Return ``count`` quantization grids, or all if there are fewer; the same seed gives the same grids."""
     every = list(product(RANGES, ("middle", "low", "high"), SCALES, AXES))
     Random(seed).shuffle(every)  # noqa: S311 - draws tests, not keys
-    return [_make_quantized_range(*choice) for choice in every[:count]]
+    return [_make_quantization_grid(*choice) for choice in every[:count]]
 
 
-def _make_quantized_range(bits: tuple[str, int, int], place: str, scale: float, axis: int | None) -> QuantizedRange:
+def _make_quantization_grid(bits: tuple[str, int, int], place: str, scale: float, axis: int | None) -> QuantizationGrid:
     dtype, low, high = bits
     middle = (low + high + 1) // 2
     zero = {"middle": middle, "low": low, "high": high}[place]
     if axis is None:
-        return QuantizedRange(dtype, low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
+        return QuantizationGrid(dtype, low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
     scales = (scale * np.array([1.0, 0.5, 2.0, 1.5])).astype(np.float32)
-    return QuantizedRange(dtype, low, high, scales, np.asarray([zero, middle, low, high]), axis)
+    return QuantizationGrid(dtype, low, high, scales, np.asarray([zero, middle, low, high]), axis)
 
 
-def make_elements(grid: QuantizedRange, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def make_elements(grid: QuantizationGrid, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     """Yield names and float32 tensors of `ELEMENTS_SHAPE` that a quantizer must get right on a range."""
     random = np.random.default_rng(seed)
     scale = grid.broadcast_parameter(grid.scale, len(ELEMENTS_SHAPE)).astype(np.float64)

@@ -15,7 +15,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 
 INPUT_ROWS = 3
 """Number of rows of the matrix that is multiplied with a weight."""
@@ -28,7 +28,7 @@ MIN_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
-class StoredWeight:
+class StoredWeightLayer:
     """A quantized constant ``[inputs, outputs]`` and its use."""
 
     name: str
@@ -46,17 +46,19 @@ class StoredWeight:
 
 
 STORED_WEIGHTS = (
-    StoredWeight("int4 of an odd number", 4, None, 7, 3, is_multiplied=False),
-    StoredWeight("int4 in blocks", 4, 16, 64, 5, is_multiplied=False),
-    StoredWeight("int8 in blocks", 8, 16, 32, 5, is_multiplied=False),
-    StoredWeight("product with int4 per channel", 4, None, 64, 8),
-    StoredWeight("product with int4 in blocks", 4, 32, 128, 8),
-    StoredWeight("product with int4 in one block", 4, 64, 64, 16),
-    StoredWeight("product with int8 in blocks", 8, 16, 64, 8),
+    StoredWeightLayer("int4 of an odd number", 4, None, 7, 3, is_multiplied=False),
+    StoredWeightLayer("int4 in blocks", 4, 16, 64, 5, is_multiplied=False),
+    StoredWeightLayer("int8 in blocks", 8, 16, 32, 5, is_multiplied=False),
+    StoredWeightLayer("product with int4 per channel", 4, None, 64, 8),
+    StoredWeightLayer("product with int4 in blocks", 4, 32, 128, 8),
+    StoredWeightLayer("product with int4 in one block", 4, 64, 64, 16),
+    StoredWeightLayer("product with int8 in blocks", 8, 16, 64, 8),
 )
 
 
-def make_stored_weight_case(weight: StoredWeight, registry: Registry, seed: int) -> tuple[Case, dict[str, np.ndarray]]:
+def make_stored_weight_case(
+    weight: StoredWeightLayer, registry: Registry, seed: int
+) -> tuple[GraphCase, dict[str, np.ndarray]]:
     """Return a graph that reads a stored weight as a case, and the exact result for each run."""
     random = np.random.default_rng(seed)
     end = 2 ** (weight.bits - 1)
@@ -67,15 +69,15 @@ def make_stored_weight_case(weight: StoredWeight, registry: Registry, seed: int)
     x = random.integers(-MAX_INPUT, MAX_INPUT + 1, (INPUT_ROWS, weight.inputs))
     x[:, ::MIN_BLOCK_SIZE] = MAX_INPUT
     graph = _build_graph(weight, registry, codes.astype(np.int8), scales.astype(np.float32))
-    runs = [Run("drawn", (torch.from_numpy(x.astype(np.float32)),)), Run("zeros", (torch.zeros(x.shape),))]
+    runs = [CaseRun("drawn", (torch.from_numpy(x.astype(np.float32)),)), CaseRun("zeros", (torch.zeros(x.shape),))]
     of_zeros = np.zeros((INPUT_ROWS, weight.outputs)) if weight.is_multiplied else values
     expected = {"drawn": x @ values if weight.is_multiplied else values, "zeros": of_zeros}
-    return Case(weight.name, graph, runs, {"weight": weight.name}), {
+    return GraphCase(weight.name, graph, runs, {"weight": weight.name}), {
         k: v.astype(np.float32) for k, v in expected.items()
     }
 
 
-def _build_graph(weight: StoredWeight, registry: Registry, codes: np.ndarray, scales: np.ndarray) -> Graph:
+def _build_graph(weight: StoredWeightLayer, registry: Registry, codes: np.ndarray, scales: np.ndarray) -> Graph:
     graph = Graph("stored_weight")
     x = graph.add_input(TensorType(torch.float32, (INPUT_ROWS, weight.inputs)), "x")
     build = Builder(graph, registry.operators)

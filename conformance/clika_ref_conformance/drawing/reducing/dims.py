@@ -12,13 +12,13 @@ from clika_ref.core.execution import read_sizes
 from clika_ref.core.symbol_substitution import substitute_symbols
 from clika_ref.core.symbols import evaluate
 from clika_ref.core.types import Dim
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 
 MAX_REDUCED_LENGTH = 3
 """Maximum length that dims are cut to; failures that need longer dims keep theirs."""
 
 
-def fix_symbols(case: Case, run: Run, names: Collection[str] | None = None) -> Case:
+def fix_symbols(case: GraphCase, run: CaseRun, names: Collection[str] | None = None) -> GraphCase:
     """Return a case of one run with some symbols, by default all, replaced by their sizes in the run.
 
     Symbols read from values that nodes compute are kept.
@@ -31,7 +31,7 @@ def fix_symbols(case: Case, run: Run, names: Collection[str] | None = None) -> C
     return replace(case, graph=graph, runs=[run])
 
 
-def reduce_symbols(case: Case, accepts: Callable[[Case], bool]) -> Case:
+def reduce_symbols(case: GraphCase, accepts: Callable[[GraphCase], bool]) -> GraphCase:
     """Return a case of one run with short dims, and static ones where possible, as far as accepted."""
     for name in list(case.graph.symbols):
         run = case.runs[0]
@@ -46,7 +46,7 @@ def reduce_symbols(case: Case, accepts: Callable[[Case], bool]) -> Case:
     return case
 
 
-def _resize_symbol(case: Case, name: str, length: int) -> Case:
+def _resize_symbol(case: GraphCase, name: str, length: int) -> GraphCase:
     """Return a case of one run with another length for one symbol."""
     run = case.runs[0]
     sizes = {**read_sizes(case.graph, run.inputs), name: length}

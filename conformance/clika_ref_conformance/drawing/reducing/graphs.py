@@ -13,15 +13,15 @@ import torch
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_values import compute_eager_values
 from clika_ref_conformance.drawing.reducing.dims import reduce_symbols
 
-FailurePredicate = Callable[[Case], bool]
+FailurePredicate = Callable[[GraphCase], bool]
 """Returns whether a case still fails in the same way; an exception counts as False."""
 
 
-def reduce_case(case: Case, fails: FailurePredicate, seconds: float) -> Case:
+def reduce_case(case: GraphCase, fails: FailurePredicate, seconds: float) -> GraphCase:
     """Return the smallest case found within the time limit that still fails, or the case itself.
 
     First, all runs but one failing run are removed, then outputs, then nodes. Values computed by removed nodes become
@@ -55,7 +55,7 @@ class _ReductionSearch:
     fails: FailurePredicate
     deadline: float
 
-    def accepts(self, case: Case | None) -> bool:
+    def accepts(self, case: GraphCase | None) -> bool:
         """Return whether there is time left and the candidate fails, too."""
         if case is None or time.monotonic() > self.deadline:
             return False
@@ -65,7 +65,7 @@ class _ReductionSearch:
             return False
 
 
-def _remove_runs(case: Case, search: _ReductionSearch) -> Case:
+def _remove_runs(case: GraphCase, search: _ReductionSearch) -> GraphCase:
     """Remove runs one by one; a failure that needs an earlier run keeps both."""
     for run in case.runs:
         candidate = replace(case, runs=[r for r in case.runs if r is not run])
@@ -82,11 +82,11 @@ class _Subgraph:
     outputs: tuple[Value, ...]
 
 
-def _reduce_structure(case: Case, values: dict[Value, torch.Tensor], search: _ReductionSearch) -> Case:
+def _reduce_structure(case: GraphCase, values: dict[Value, torch.Tensor], search: _ReductionSearch) -> GraphCase:
     """Cut a case to single nodes first, as one faulty operator is the usual cause, then by halves, then by one."""
     nodes = list(case.graph.nodes)
 
-    def build_subgraph(cut: _Subgraph) -> Case | None:
+    def build_subgraph(cut: _Subgraph) -> GraphCase | None:
         return _build_subgraph_case(case, nodes, cut, values)
 
     for index, node in enumerate(nodes):
@@ -102,7 +102,7 @@ def _reduce_structure(case: Case, values: dict[Value, torch.Tensor], search: _Re
     return build_subgraph(cut) or case
 
 
-BuildSubgraph = Callable[[_Subgraph], Case | None]
+BuildSubgraph = Callable[[_Subgraph], GraphCase | None]
 
 
 def _keep_one_output(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
@@ -191,8 +191,8 @@ def _remove_outputs(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, sear
 
 
 def _build_subgraph_case(
-    case: Case, nodes: list[Node], cut: _Subgraph, values: dict[Value, torch.Tensor]
-) -> Case | None:
+    case: GraphCase, nodes: list[Node], cut: _Subgraph, values: dict[Value, torch.Tensor]
+) -> GraphCase | None:
     """Build the graph of a cut, or return None if it has no nodes or no outputs."""
     if not cut.nodes or not cut.outputs:
         return None
@@ -201,7 +201,7 @@ def _build_subgraph_case(
     read = dict.fromkeys(v for node in kept for v in node.inputs if isinstance(v, Value) and v not in inside)
     outside = list(dict.fromkeys([*read, *(v for v in cut.outputs if v not in inside)]))
     symbols = _symbols_of(kept, [*outside, *cut.outputs])
-    outside += _symbol_sources(case.graph, symbols, {*outside, *inside})
+    outside += _find_symbol_sources(case.graph, symbols, {*outside, *inside})
     copy = Graph(case.graph.name)
     mapping: dict[Value, Value] = {}
     for value in [v for v in outside if v.data is not None]:
@@ -230,18 +230,18 @@ def _symbols_of(nodes: Iterable[Node], values: Iterable[Value]) -> set[str]:
     items: list[Any] = [v.type for v in values]
     for node in nodes:
         items += [*node.inputs, *node.attrs.values(), *(v.type for v in node.outputs)]
-    return set().union(*map(_symbol_names, items)) if items else set()
+    return set().union(*map(_collect_symbol_names, items)) if items else set()
 
 
-def _symbol_names(item: Any) -> set[str]:
+def _collect_symbol_names(item: Any) -> set[str]:
     if isinstance(item, Value | TensorType):
-        return _symbol_names(item.type.shape if isinstance(item, Value) else item.shape)
+        return _collect_symbol_names(item.type.shape if isinstance(item, Value) else item.shape)
     if isinstance(item, tuple):
-        return set().union(*map(_symbol_names, item))
+        return set().union(*map(_collect_symbol_names, item))
     return {str(s) for s in item.free_symbols} if isinstance(item, sympy.Basic) else set()
 
 
-def _symbol_sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[Value]:
+def _find_symbol_sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[Value]:
     """Return the missing values that symbols are read from; they become otherwise unused inputs."""
     by_name = {
         v.name: v for v in (*graph.inputs, *graph.constants.values(), *(v for n in graph.nodes for v in n.outputs))
@@ -256,7 +256,7 @@ def _symbol_sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[
         value = by_name[graph.symbols[name].source.name]
         if value not in known:
             sources[value] = None
-            waiting += _symbol_names(value)
+            waiting += _collect_symbol_names(value)
     return list(sources)
 
 
@@ -264,10 +264,10 @@ def _copy_symbols(whole: Graph, part: Graph) -> None:
     """Copy the symbols that are read from values of the part, and the guards that only use those."""
     names = {v.name for v in (*part.inputs, *part.constants.values(), *(v for n in part.nodes for v in n.outputs))}
     part.symbols.update({n: s for n, s in whole.symbols.items() if s.source.name in names})
-    part.guards += [g for g in whole.guards if _symbol_names(g.relation) <= part.symbols.keys()]
+    part.guards += [g for g in whole.guards if _collect_symbol_names(g.relation) <= part.symbols.keys()]
 
 
-def _bypass_nodes(case: Case, search: _ReductionSearch) -> Case:
+def _bypass_nodes(case: GraphCase, search: _ReductionSearch) -> GraphCase:
     """Remove nodes by letting their readers read an operand of the same type, as long as the case fails."""
     progress = True
     while progress:
@@ -283,7 +283,7 @@ def _bypass_nodes(case: Case, search: _ReductionSearch) -> Case:
     return case
 
 
-def _bypass_node(case: Case, index: int, position: int) -> Case | None:
+def _bypass_node(case: GraphCase, index: int, position: int) -> GraphCase | None:
     graph = case.graph.clone()
     node = list(graph.nodes)[index]
     operand = node.inputs[position]
@@ -296,7 +296,7 @@ def _bypass_node(case: Case, index: int, position: int) -> Case | None:
     graph.drop_unused_constants()
     kept = [i for i, v in enumerate(graph.inputs) if v.uses or _is_symbol_source(graph, v)]
     run = case.runs[0]
-    run = Run(run.name, tuple(run.inputs[i] for i in kept))
+    run = CaseRun(run.name, tuple(run.inputs[i] for i in kept))
     graph.inputs[:] = [graph.inputs[i] for i in kept]
     return replace(case, graph=graph, runs=[run], facts={**case.facts, "nodes": len(graph)})
 
@@ -305,10 +305,10 @@ def _is_symbol_source(graph: Graph, value: Value) -> bool:
     return any(s.source.name == value.name for s in graph.symbols.values())
 
 
-def _simplify_elements(case: Case, search: _ReductionSearch) -> Case:
+def _simplify_elements(case: GraphCase, search: _ReductionSearch) -> GraphCase:
     """Simplify the elements of inputs and constants, one tensor at a time: zeros, ones, or integers."""
     for position in range(len(case.runs[0].inputs)):
-        for plain in _simpler_tensors(case.runs[0].inputs[position]):
+        for plain in _make_simpler_tensors(case.runs[0].inputs[position]):
             inputs = list(case.runs[0].inputs)
             inputs[position] = plain
             candidate = replace(case, runs=[replace(case.runs[0], inputs=tuple(inputs))])
@@ -317,7 +317,7 @@ def _simplify_elements(case: Case, search: _ReductionSearch) -> Case:
                 break
     for name in case.graph.constants:
         data = case.graph.constants[name].data
-        for plain in _simpler_tensors(data) if data is not None else ():
+        for plain in _make_simpler_tensors(data) if data is not None else ():
             graph = case.graph.clone()
             graph.constants[name].data = plain
             if search.accepts(candidate := replace(case, graph=graph)):
@@ -326,7 +326,7 @@ def _simplify_elements(case: Case, search: _ReductionSearch) -> Case:
     return case
 
 
-def _simpler_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _make_simpler_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return simpler tensors of the same type and shape, the simplest first."""
     plain = [torch.zeros_like(tensor), torch.ones_like(tensor)]
     if tensor.is_floating_point():

@@ -21,7 +21,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.samples import Call, TensorSample, realize
 from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
 from clika_ref_conformance.drawing.symbolic.size_dependence import (
     ReplayableCall,
@@ -46,17 +46,17 @@ class SymbolicCall:
     """Sizes that are no operand's dim; each is the length of a further, unused input."""
 
     @cached_property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[CaseRun]:
         """One run for each set of sizes without a 0; the smallest runs again after larger ones."""
-        runs = [Run(name, self._inputs(d, o)) for name, d, o in self._select_legal(self._size_candidates())]
+        runs = [CaseRun(name, self._inputs(d, o)) for name, d, o in self._select_legal(self._draw_size_candidates())]
         if len(runs) > 1:
             smallest = min(runs, key=lambda r: sum(t.numel() for t in r.inputs))
-            runs += [Run(f"{r.name} again", r.inputs) for r in (smallest, runs[0])]
+            runs += [CaseRun(f"{r.name} again", r.inputs) for r in (smallest, runs[0])]
         return runs
 
-    def empty(self) -> list[Run]:
+    def empty(self) -> list[CaseRun]:
         """Return runs with one size set to 0 each, as far as the samples and eager accept them."""
-        return [Run(name, self._inputs(d, o)) for name, d, o in self._select_legal(self._zero_candidates())]
+        return [CaseRun(name, self._inputs(d, o)) for name, d, o in self._select_legal(self._draw_zero_candidates())]
 
     def _inputs(self, drawing: ReplayableCall, operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         return (*_tensor_operands(operands), *(torch.zeros(drawing.size(place)) for place in self.input_sizes))
@@ -75,13 +75,15 @@ class SymbolicCall:
             if drawing is None or not is_explained(self.expressions, self.replayable, drawing):
                 continue
             operands = realize_operands(drawing, name)
-            if operands is None or _result_dtypes(drawing, operands) != [v.type.dtype for v in self.graph.outputs]:
+            if operands is None or _infer_result_dtypes(drawing, operands) != [
+                v.type.dtype for v in self.graph.outputs
+            ]:
                 continue  # bincount ignores its weights if its input is empty
             if (shapes := [tuple(t.shape) for t in self._inputs(drawing, operands)]) not in seen:
                 seen.append(shapes)
                 yield name, drawing, operands
 
-    def _size_candidates(self) -> Iterator[tuple[str, dict[SizeDecision, int]]]:
+    def _draw_size_candidates(self) -> Iterator[tuple[str, dict[SizeDecision, int]]]:
         ranges = [(max(low, 0), high) for low, high in map(self.ranges.__getitem__, self.places)]
         random = Random(self.replayable.seed)  # noqa: S311 - draws tests, not keys
         yield "as drawn", {}
@@ -93,13 +95,13 @@ class SymbolicCall:
             if low <= 1:
                 yield f"{place.symbol}=1", {place: 1}
 
-    def _zero_candidates(self) -> Iterator[tuple[str, dict[SizeDecision, int]]]:
-        weight = self._weight_symbols()
+    def _draw_zero_candidates(self) -> Iterator[tuple[str, dict[SizeDecision, int]]]:
+        weight = self._find_weight_symbols()
         for place in self.places:
             if place.symbol not in weight:
                 yield f"{place.symbol}=0", {place: 0}
 
-    def _weight_symbols(self) -> set[sympy.Basic]:
+    def _find_weight_symbols(self) -> set[sympy.Basic]:
         """Return the sizes of weights: a layer without channels is useless, and hangs ONNX Runtime."""
         (node,) = self.graph.nodes
         weights = [v.type for v in node.inputs[1:] if isinstance(v, Value)] if node.op.error is DOT else []
@@ -107,7 +109,7 @@ class SymbolicCall:
         return set().union(*(side.free_symbols for side in sides))
 
 
-def _result_dtypes(drawing: ReplayableCall, operands: Sequence[Any]) -> list[torch.dtype]:
+def _infer_result_dtypes(drawing: ReplayableCall, operands: Sequence[Any]) -> list[torch.dtype]:
     with torch.no_grad():
         results = drawing.op(*operands, **drawing.call.attrs)
     return [t.dtype for t in ([results] if isinstance(results, torch.Tensor) else results)]
@@ -117,13 +119,13 @@ def _tensor_operands(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     return tuple(o for o in operands if isinstance(o, torch.Tensor))
 
 
-def make_static_case(drawing: ReplayableCall, name: str) -> Case | None:
+def make_static_case(drawing: ReplayableCall, name: str) -> GraphCase | None:
     """Return a drawn call with fixed sizes as a case with one run of this name, or None if eager rejects it."""
     operands = realize_operands(drawing, name)
     if operands is None:
         return None
     graph = build_call_graph(drawing.op, operands, drawing.call.attrs)
-    return Case(drawing.op.name, graph, [Run(name, _tensor_operands(operands))])
+    return GraphCase(drawing.op.name, graph, [CaseRun(name, _tensor_operands(operands))])
 
 
 def _choose_coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:
@@ -185,10 +187,10 @@ def make_symbolic_call(drawing: ReplayableCall, fixed: Collection[SizeDecision] 
     keeps_numbers = bool(readable) and _has_fixed_numbers(drawing)
     places = [p for p in free if p in readable or (not keeps_numbers and _is_number_only(p, counts, expressions))]
     if not places:
-        return "no side of the drawn call may vary"
+        return "no dim of the drawn call may vary"
     ranges = {p: found for p in places if (found := _find_valid_range(p, expressions, drawing)) is not None}
     if not ranges:
-        return "its numbers follow the sizes by no expression"
+        return "no expression of the sizes gives its numbers"
     reasons: list[str] = []
     whole = _try_symbolic_call(drawing, expressions, ranges, reasons)
     if whole is not None:
@@ -301,13 +303,13 @@ def _build_graph(
     except PassError as error:
         if "depends on the data" not in str(error):
             raise
-        types = _unknown_types(drawing)
+        types = _make_unknown_types(drawing)
     for value in graph.insert(Node(op, inputs, call.attrs), types).outputs:
         graph.add_output(value)
     return graph
 
 
-def _unknown_types(drawing: ReplayableCall) -> tuple[TensorType, ...]:
+def _make_unknown_types(drawing: ReplayableCall) -> tuple[TensorType, ...]:
     """Return output types with unknown dims only, as the data decides some of them."""
     results = drawing.op(*(realize_operands(drawing, "types") or ()), **drawing.call.attrs)
     results = [results] if isinstance(results, torch.Tensor) else list(results)

@@ -14,7 +14,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import Symbol, SymbolSource, evaluate
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 
 FILL_OPERATOR = "full"
 """The operator that converts the value to a tensor."""
@@ -62,7 +62,7 @@ BINARY_OPERATIONS: tuple[Callable[[Expression, Expression], Expression], ...] = 
 """Binary operations on sizes; repeated entries are drawn more often."""
 
 
-def generate_expression_cases(filler: Operator, seed: str) -> Iterator[Case]:
+def generate_expression_cases(filler: Operator, seed: str) -> Iterator[GraphCase]:
     """Yield cases endlessly, without duplicate expressions; runs that divide by zero are left out."""
     random = Random(seed)  # noqa: S311 - draws tests, not keys
     seen: set[Expression] = set()
@@ -73,7 +73,7 @@ def generate_expression_cases(filler: Operator, seed: str) -> Iterator[Case]:
         seen.add(expression)
         runs = list(_make_runs(expression))
         if runs:
-            yield Case(
+            yield GraphCase(
                 f"expression-{len(seen):03}", _build_graph(filler, expression), runs, {"expression": str(expression)}
             )
 
@@ -88,7 +88,7 @@ def _draw_expression(random: Random, depth: int) -> Expression:
         return operands[0]
 
 
-def _make_runs(expression: Expression) -> Iterator[Run]:
+def _make_runs(expression: Expression) -> Iterator[CaseRun]:
     for values in SYMBOL_VALUES:
         sizes = dict(zip((symbol.name for symbol in EXPRESSION_SYMBOLS), values, strict=True))
         try:
@@ -97,7 +97,7 @@ def _make_runs(expression: Expression) -> Iterator[Run]:
             continue
         n, m, k = values
         name = ", ".join(itertools.starmap("{}={}".format, sizes.items()))
-        yield Run(name, (torch.zeros(n), torch.zeros(m), torch.tensor(k)))
+        yield CaseRun(name, (torch.zeros(n), torch.zeros(m), torch.tensor(k)))
 
 
 def _build_graph(filler: Operator, expression: Expression) -> Graph:

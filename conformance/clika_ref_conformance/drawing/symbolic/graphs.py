@@ -17,7 +17,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.samples import TensorDescription, random_draw
 from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, draw_call_of_any_dtype
 
 BATCH = make_symbol("batch")
@@ -31,25 +31,25 @@ UNIQUENESS_PROBES = 8
 """Number of drawn calls that decide whether an operator's samples ask for unique elements."""
 
 
-def make_dim_dynamic(case: Case) -> Case | None:
+def make_dim_dynamic(case: GraphCase) -> GraphCase | None:
     """Return a case where all input dims of one size become a symbol, with runs at several sizes.
 
     Nodes without inferable types are left out, together with the nodes that depend on them. None if no size leaves a
     graph that eager runs at another size.
     """
-    best: Case | None = None
-    for length in _candidate_lengths(case.graph):
+    best: GraphCase | None = None
+    for length in _find_candidate_lengths(case.graph):
         graph = _make_symbolic(case.graph, length)
         if graph is None or (best is not None and len(graph) <= len(best.graph)):
             continue
         runs = list(_make_runs(graph, case.runs[0]))
         if len(runs) > 1:
-            runs += [Run(f"{run.name} again", run.inputs) for run in (runs[-1], runs[0])]
-            best = Case(f"{case.name}, dynamic", graph, runs, {**case.facts, "batch": length})
+            runs += [CaseRun(f"{run.name} again", run.inputs) for run in (runs[-1], runs[0])]
+            best = GraphCase(f"{case.name}, dynamic", graph, runs, {**case.facts, "batch": length})
     return best
 
 
-def _candidate_lengths(graph: Graph) -> list[int]:
+def _find_candidate_lengths(graph: Graph) -> list[int]:
     sides = {side for value in graph.inputs for side in value.type.shape if isinstance(side, int)}
     return sorted((side for side in sides if side > 1), reverse=True)
 
@@ -88,14 +88,14 @@ def _copy_node(node: Node, graph: Graph, values: dict[Value, Value]) -> None:
     values.update(zip(node.outputs, twin.outputs, strict=True))
 
 
-def _make_runs(graph: Graph, first: Run) -> Iterator[Run]:
+def _make_runs(graph: Graph, first: CaseRun) -> Iterator[CaseRun]:
     """Yield inputs of each length that eager accepts, and empty ones only after at least two other lengths.
 
     With empty tensors, eager accepts inconsistent operands, such as keys and values of different lengths.
     """
-    served = 0
+    run_count = 0
     for length in (None, *BATCH_LENGTHS):
-        if not length and length is not None and served <= 1:
+        if not length and length is not None and run_count <= 1:
             return
         inputs = tuple(_resize_dynamic_dims(t, v, length) for t, v in zip(first.inputs, graph.inputs, strict=True))
         try:
@@ -103,10 +103,10 @@ def _make_runs(graph: Graph, first: Run) -> Iterator[Run]:
                 outputs, _ = interpret(graph, inputs)
         except ClikaError:
             continue
-        served += 1
+        run_count += 1
         if length is not None and any(t.isnan().any() for t in outputs):  # such as the variance of one element
             continue
-        yield Run("as drawn" if length is None else f"batch {length}", inputs)
+        yield CaseRun("as drawn" if length is None else f"batch {length}", inputs)
 
 
 def _resize_dynamic_dims(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Tensor:

@@ -147,9 +147,9 @@ class ReplayableCall:
             found = draw_replayable_call(self.op, self.seed, self.decided, sizes)
         except SampleError:  # the samples need not support these sizes
             return None
-        is_alike = len(found.decided) == len(self.decided) and size_independent_parts(
+        is_alike = len(found.decided) == len(self.decided) and get_size_independent_parts(
             found.call
-        ) == size_independent_parts(self.call)
+        ) == get_size_independent_parts(self.call)
         return found if is_alike else None
 
     def size(self, place: SizeDecision) -> int:
@@ -191,7 +191,7 @@ def _flatten(item: Any) -> Iterable[Any]:
         yield item
 
 
-def size_independent_parts(call: Call) -> list[Any]:
+def get_size_independent_parts(call: Call) -> list[Any]:
     """Return the parts that must not change with a size: all but integers, with the ranks and tuple lengths."""
     ranks = [len(o.shape) if isinstance(o, TensorSample | torch.Tensor) else -1 for o in call.operands]
     parts = [int if _is_integer(leaf) else repr(leaf) for leaf in flatten_call(call)]
@@ -219,7 +219,7 @@ def infer_size_expressions(base: ReplayableCall) -> dict[int, sympy.Basic]:
             continue
         pairs = enumerate(zip(here, flatten_call(twin.call), strict=True))
         moved = {position: b - a for position, (a, b) in pairs if a != b}
-        if _operand_shapes(twin.call) == _operand_shapes(base.call) and not moved.keys() <= counts:
+        if _get_operand_shapes(twin.call) == _get_operand_shapes(base.call) and not moved.keys() <= counts:
             continue  # the number is not a size
         for position, step in moved.items():
             slopes.setdefault(position, {})[place] = (other - value, step)
@@ -232,26 +232,26 @@ def find_size_numbers(drawing: ReplayableCall) -> set[int]:
     These are the attributes that ATen's schema declares as sizes, or all numbers of a call without tensor operands.
     """
     call = drawing.call
-    if not _operand_shapes(call):
+    if not _get_operand_shapes(call):
         return set(range(len(list(flatten_call(call)))))
     found: set[int] = set()
     start = len(list(flatten_call(Call(call.operands, {}))))
     for name in sorted(call.attrs):
         end = start + len(list(_flatten(call.attrs[name])))
-        found.update(range(start, end) if name in _size_attributes(drawing.op) else ())
+        found.update(range(start, end) if name in _find_size_attributes(drawing.op) else ())
         start = end
     return found
 
 
 @lru_cache(maxsize=1024)
-def _size_attributes(op: Operator) -> frozenset[str]:
+def _find_size_attributes(op: Operator) -> frozenset[str]:
     overloads = [o for o in op.converters if not isinstance(o, str)]
     schemas = [str(o._schema) for o in overloads]  # noqa: SLF001 - of an overload
     names = {name for schema in schemas for name in SIZE_ARGUMENT.findall(schema)}
     return frozenset(names & op.attributes.keys()) - LAYER_SIZE_ARGUMENTS
 
 
-def _operand_shapes(call: Call) -> list[Any]:
+def _get_operand_shapes(call: Call) -> list[Any]:
     return [tuple(o.shape) for o in call.operands if isinstance(o, TensorSample | torch.Tensor)]
 
 

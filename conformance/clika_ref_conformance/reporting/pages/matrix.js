@@ -1,5 +1,5 @@
 "use strict";
-// Text from the report is only ever set as textContent: names of operators and messages come from strangers.
+// Text from the report is only ever set as textContent: names of operators and messages are untrusted.
 const data = JSON.parse(document.getElementById("data").textContent);
 const panel = document.getElementById("panel");
 const sections = [...document.querySelectorAll("main > section")];
@@ -27,7 +27,7 @@ function article(detail) {
   result.append(make("span", detail.verdict, "verdict " + detail.style), make("p", detail.place));
   if (detail.message) result.append(make("pre", detail.message));
   result.append(table(detail.measures));
-  if (detail.facts.length) result.append(make("h4", "Drawn"), table(detail.facts));
+  if (detail.facts.length) result.append(make("h4", "Call"), table(detail.facts));
   if (detail.listing) result.append(make("h4", "Graph"), make("pre", detail.listing));
   if (detail.href) {
     const link = make("a", detail.reproducer);
