@@ -21,8 +21,8 @@ def main(runtime: str, place: str) -> dict[str, float]:
     logging.disable(logging.CRITICAL)
     prepared = read(Path(place))
     explained = compiled(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_explain()
-    planned = [node for node in explained.nodes if node.products and node.planned != "float"]
-    missed = sum(node in explained.missed for node in planned)
+    planned = [node for node in explained.nodes if node.macs and node.planned != "float"]
+    missed = sum(node in explained.not_quantized for node in planned)
     return {
         "planned": explained.share(planned=True),
         "in integers": 1 - missed / len(planned) if planned else 0.0,

@@ -83,8 +83,8 @@ def _of_target(module: Any, deployment: Any) -> dict[str, Any]:
     return {
         "target": explained.target,
         "broken": broken,
-        "planned": sum(node.products for node in planned) / max(sum(node.products for node in layers), 1),
-        "runs": 1 - sum(node in explained.missed for node in planned) / max(len(planned), 1),
+        "planned": sum(node.macs for node in planned) / max(sum(node.macs for node in layers), 1),
+        "runs": 1 - sum(node in explained.not_quantized for node in planned) / max(len(planned), 1),
     }
 
 

@@ -43,7 +43,7 @@ class NodeFacts:
     """Path of its module."""
     operator: str
     """Name of its operator."""
-    products: int
+    macs: int
     """MACs on the example; 0 for a node that is no layer. For a transposed convolution, the zeros inserted between its
     inputs are counted.
     """
@@ -57,13 +57,13 @@ class NodeFacts:
     @property
     def is_in_table(self) -> bool:
         """Whether tables show it: a layer, a node planned as quantized, or one between quantized nodes."""
-        return bool(self.products or self.reason) or self.planned != FLOAT_PRECISION
+        return bool(self.macs or self.reason) or self.planned != FLOAT_PRECISION
 
 
 EXPLANATION_COLUMNS: Mapping[str, Callable[[NodeFacts], object]] = {
     "layer": lambda fact: fact.scope or fact.name,
     "operator": lambda fact: fact.operator,
-    "products": lambda fact: fact.products or None,
+    "MACs": lambda fact: fact.macs or None,
     "planned": lambda fact: fact.planned,
     "runs in": lambda fact: fact.runs,
     "why": lambda fact: fact.reason,
@@ -80,13 +80,13 @@ class Explanation(HasTables):
 
     def share(self, *, planned: bool = False) -> float:
         """Return the fraction of all MACs that run quantized, or with ``planned`` those that were planned to."""
-        whole = sum(n.products for n in self.nodes)
+        whole = sum(n.macs for n in self.nodes)
         floats = (FLOAT_PRECISION, FUSED_PRECISION, NOT_REPORTED)
-        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) not in floats)
+        found = sum(n.macs for n in self.nodes if (n.planned if planned else n.runs) not in floats)
         return found / whole if whole else 0.0
 
     @property
-    def missed(self) -> Sequence[NodeFacts]:
+    def not_quantized(self) -> Sequence[NodeFacts]:
         """The nodes that were planned as quantized but run in float, or that the runtime does not report."""
         return [n for n in self.nodes if n.planned != FLOAT_PRECISION and n.runs in (FLOAT_PRECISION, NOT_REPORTED)]
 
@@ -98,8 +98,9 @@ class Explanation(HasTables):
     def in_one_line(self) -> str:
         """Return how many of the nodes planned as quantized run quantized, and their share of MACs."""
         planned = sum(n.planned != FLOAT_PRECISION for n in self.nodes)
+        count = planned - len(self.not_quantized)
         return (
-            f"{self.target}: {planned - len(self.missed)} of {planned} nodes that were planned in integers run in "
+            f"{self.target}: {count} of {planned} nodes that were planned in integers run in "
             f"integers, with {self.share():.1%} of the products of all layers"
         )
 
@@ -165,7 +166,7 @@ def explain_artifact(
         TargetError: the runtime is missing, or rejects the file.
     """
     runs = target.explain(file)
-    products, scheme = _count_macs(written, inputs), target.scheme
+    macs, scheme = _count_macs(written, inputs), target.scheme
     planned, moving = find_planned_precisions(written, scheme), scheme.data_movement if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
@@ -176,7 +177,7 @@ def explain_artifact(
                 precision = NOT_REPORTED  # a runtime may leave out nodes that only move integers
             if plan is not None and wanted == FLOAT_PRECISION:
                 reason = plan.floats.get(node.name, reason)
-            origin, count = node.origin.scope, products.get(node, 0)
+            origin, count = node.origin.scope, macs.get(node, 0)
             facts.append(NodeFacts(node.name, origin, node.op_type, count, wanted, precision, reason))
     return Explanation(target.describe_runtime(), facts)
 

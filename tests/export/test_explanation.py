@@ -43,14 +43,14 @@ def test_clika_explain_reports_precision_and_reason():
     assert [n.reason for n in found.nodes if n.operator == "hardswish"] == [
         "ONNX Runtime has no INT8 kernel for HardSwish"
     ]
-    assert not found.missed
+    assert not found.not_quantized
 
 
 def test_explanation_share_counts_macs():
     """MACs are counted for each layer, with the share in INT8."""
     found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
     first, second, third = 4 * 8 * 36 * 27, 4 * 8 * 16 * 72, 4 * 10 * 128
-    assert [n.products for n in found.nodes if n.products] == [first, second, third]
+    assert [n.macs for n in found.nodes if n.macs] == [first, second, third]
     assert found.share() == found.share(planned=True) == (first + third) / (first + second + third)
 
 
@@ -63,7 +63,7 @@ def test_explanation_batched_matmul_counts_all_macs():
 
     inputs = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 5, 6)
     (node,) = clika_compile(Scores(), tracing_inputs=[inputs]).clika_explain().nodes
-    assert node.products == 2 * 3 * 4 * 5 * 6
+    assert node.macs == 2 * 3 * 4 * 5 * 6
 
 
 def test_clika_explain_addmm_with_weight_listed_as_layer():
@@ -87,7 +87,7 @@ def test_clika_explain_addmm_with_weight_listed_as_layer():
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
     found = module.clika_explain(DeploymentSettings_ONNXRuntime_ONNX())
-    assert [(n.operator, n.planned, n.runs) for n in found.nodes if n.products] == [("linear", "int8", "int8")]
+    assert [(n.operator, n.planned, n.runs) for n in found.nodes if n.macs] == [("linear", "int8", "int8")]
 
 
 def test_clika_explain_skipped_layer_gives_setting():
@@ -127,13 +127,13 @@ def test_clika_explain_constant_factor_not_planned_int8():
     )
     found = module.clika_explain()
     assert [n.planned for n in found.nodes if n.operator in ("conv2d", "mul")] == ["int8", "float", "int8"]
-    assert not found.missed
+    assert not found.not_quantized
 
 
 def test_explanation_str_table_and_summary():
     """The text is a table with a summary line."""
     lines = str(quantized().clika_explain()).splitlines()
-    assert lines[0].split()[:3] == ["layer", "operator", "products"]
+    assert lines[0].split()[:3] == ["layer", "operator", "MACs"]
     assert lines[1].split() == ["0.0", "conv2d", f"{4 * 8 * 36 * 27:,}", "int8", "int8"]
     assert lines[-1].startswith("onnxruntime: 4 of 4 nodes that were planned in integers run in integers, with 100.0%")
 
@@ -153,7 +153,7 @@ def test_explanation_missed_lists_unexecuted_plan(monkeypatch, is_planned):
         },
     )
     found = module.clika_explain()
-    missed = [(n.operator, n.reason) for n in found.missed]
+    missed = [(n.operator, n.reason) for n in found.not_quantized]
     assert missed == ([("linear", "for a test")] if is_planned else [])
     assert found.share() < 1.0
 
@@ -167,7 +167,7 @@ def test_explanation_layer_unknown_to_runtime_missed(monkeypatch, said):
     target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(type(target), "explain", lambda self, artifact: {"flatten": "fused", **said})
     found = module.clika_explain()
-    assert [(n.operator, n.runs) for n in found.missed] == [
+    assert [(n.operator, n.runs) for n in found.not_quantized] == [
         ("conv2d", "not named by the runtime"),
         ("conv2d", "not named by the runtime"),
         ("linear", "not named by the runtime"),
@@ -202,15 +202,13 @@ def test_clika_explain_unsupported_layers_float_with_macs():
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
     found = module.clika_explain()
-    rows = {n.operator: n for n in found.nodes if n.products}
+    rows = {n.operator: n for n in found.nodes if n.macs}
     assert {kind: (n.planned, n.runs) for kind, n in rows.items()} == {
         **dict.fromkeys(("lstm", "bilinear", "einsum"), ("float", "float")),
         "linear": ("int8", "int8"),
     }
     assert all(rows[kind].reason == f"the target computes {kind} in float" for kind in ("lstm", "bilinear", "einsum"))
-    assert (
-        found.share() == found.share(planned=True) == rows["linear"].products / sum(n.products for n in rows.values())
-    )
+    assert found.share() == found.share(planned=True) == rows["linear"].macs / sum(n.macs for n in rows.values())
 
 
 def test_clika_explain_fused_float_layer_listed_as_float():

@@ -76,7 +76,7 @@ def test_explanation_records_cover_all_nodes(module):
     """The records of an explanation cover all nodes, also those that are not printed."""
     found = module.clika_explain()
     assert [record["name"] for record in found.table.to_dict()] == [node.name for node in found.nodes]
-    assert torch.tensor([record["products"] for record in found.table.to_dict()]).sum() > 0
+    assert torch.tensor([record["macs"] for record in found.table.to_dict()]).sum() > 0
 
 
 def test_repr_html_quantized_counts_model_parameters_only(module):

@@ -67,7 +67,7 @@ def test_embedding_output_has_range_and_runs_in_int8():
     model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 8))
     data = [torch.randint(0, 50, (4, 6), generator=torch.Generator().manual_seed(n)) for n in range(4)]
     module = compiled(model, data, automatic_skip_quantization=False)
-    (layer,) = (node for node in module.clika_explain().nodes if node.products)
+    (layer,) = (node for node in module.clika_explain().nodes if node.macs)
     assert (layer.planned, layer.runs) == ("int8", "int8")
 
 
@@ -76,7 +76,7 @@ def test_clika_explain_int8_between_reshapes_of_runtime():
     model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
     data = [torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(n)) for n in range(4)]
     found = compiled(model, data, automatic_skip_quantization=False).clika_explain()
-    assert [node.runs for node in found.nodes if node.products] == ["int8", "int8"]
+    assert [node.runs for node in found.nodes if node.macs] == ["int8", "int8"]
 
 
 @pytest.mark.parametrize(

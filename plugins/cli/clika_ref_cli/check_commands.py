@@ -74,7 +74,7 @@ def compare(
                 raise MisuseError("give a second model, or --target once for each target that a saved module is for")
             with show_spinner("Comparing targets"):
                 found = comparing.compare_targets(model, target)
-            told, is_good = comparing.targets_as_json(found), not any(row.refusal for row in found.rows)
+            told, is_good = comparing.targets_as_json(found), not any(row.unsupported_reason for row in found.rows)
         else:
             found = _compare_two(comparing, (model, other), target or [], (inputs or [], batch_size))
             told, is_good = comparing.agreement_as_json(found, at_least), comparing.agrees(found, at_least)

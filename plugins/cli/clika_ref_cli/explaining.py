@@ -107,5 +107,5 @@ def explanation_as_json(found: Explanation | FileExplanation) -> dict[str, Any]:
         "nodes": [asdict(node) for node in found.nodes],
         "share": found.share(),
         "planned_share": found.share(planned=True),
-        "missed": [node.name for node in found.missed],
+        "missed": [node.name for node in found.not_quantized],
     }

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from clika_ref_cli import cli
-from reported_nets import in_integers, told_in
+from reported_nets import compile_int8, read_contents
 from typer.testing import CliRunner
 
 SOURCE = """
@@ -40,14 +40,14 @@ def test_report_model_quantized_with_other_target(here):
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["report"]["file"] == "report.html"
-    found = told_in(here / "report.html")
+    found = read_contents(here / "report.html")
     assert [row["target"] for row in found["targets"]] == ["onnxruntime", "openvino"]
     assert told["report"]["bytes"] == (here / "report.html").stat().st_size
 
 
 def test_report_saved_module_or_float_model(here):
     """A saved module and a float model are reported."""
-    in_integers().clika_save(here / "saved")
+    compile_int8().clika_save(here / "saved")
     for words in (("saved",), ("nets_to_report:Net", "--input", "4x32")):
         done = clika_ref(*words, "-o", "report.html")
         assert done.exit_code == 0, done.output
@@ -66,7 +66,7 @@ def test_report_saved_module_or_float_model(here):
 )
 def test_report_misuse_exits_2(here, words, said):
     """Missing or contradictory arguments exit with 2 and leave no file."""
-    in_integers().clika_save(here / "saved")
+    compile_int8().clika_save(here / "saved")
     (here / "settings.yaml").write_text("{}\n")
     done = clika_ref(*words)
     assert done.exit_code == 2

@@ -36,8 +36,8 @@ def test_onnx_reference_export_equals_module(settings, tmp_path):
     (found,) = reference.OnnxReference().load(artifact)([inputs[1]])
     torch.testing.assert_close(found, module(inputs[1]).detach(), rtol=1e-4, atol=1e-5)
     explained = module.clika_explain()
-    assert {node.runs for node in explained.nodes if node.products} == {"float"}
-    assert [node.planned for node in explained.nodes if node.products] == ["float" if settings is None else "int8"] * 2
+    assert {node.runs for node in explained.nodes if node.macs} == {"float"}
+    assert [node.planned for node in explained.nodes if node.macs] == ["float" if settings is None else "int8"] * 2
 
 
 def test_onnx_reference_load_invalid_file_raises(tmp_path):

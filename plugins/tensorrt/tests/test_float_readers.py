@@ -111,8 +111,8 @@ def test_clika_export_experts_stay_float_and_counted(tmp_path):
     assert find_violations(onnx.load(artifact.path)) == []
     explained = module.clika_explain()
     experts = [node for node in explained.nodes if node.operator == "grouped_mm"]
-    assert [node.products for node in experts] == [rows * chosen * width * 2 * inner, rows * chosen * inner * width]
+    assert [node.macs for node in experts] == [rows * chosen * width * 2 * inner, rows * chosen * inner * width]
     assert {node.planned for node in experts} == {"float"}
-    rest = sum(node.products for node in explained.nodes if node not in experts)
-    share = rest / (rest + sum(node.products for node in experts))
+    rest = sum(node.macs for node in explained.nodes if node not in experts)
+    share = rest / (rest + sum(node.macs for node in experts))
     assert explained.share() == explained.share(planned=True) == share

@@ -78,7 +78,7 @@ def test_conv_transpose_of_groups_has_one_scale(tmp_path, groups, scales):
     (layer,) = [node for node in model.graph.node if node.op_type == "ConvTranspose"]
     (weight,) = [node for node in model.graph.node if node.output[0] == layer.input[1]]
     assert [tuple(t.dims) for t in model.graph.initializer if t.name == weight.input[1]] == [scales]
-    assert [n.runs for n in module.clika_explain().nodes if n.products] == ["int8"]
+    assert [n.runs for n in module.clika_explain().nodes if n.macs] == ["int8"]
 
 
 class JoinedWithConstants(nn.Module):
@@ -259,7 +259,7 @@ def test_weight_only_layers_use_low_bit_weights(deployment, bits, block, tmp_pat
     held = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
     assert len(held) == 2
     assert load_registry().targets[deployment.target].check(artifact.path) == []
-    assert [n.runs for n in module.clika_explain().nodes if n.products] == [f"int{bits} weights"] * 2
+    assert [n.runs for n in module.clika_explain().nodes if n.macs] == [f"int{bits} weights"] * 2
     assert [v.rule for v in find_violations(model)] == ([] if bits == 4 else ["all-inputs"] * 2)
 
 
@@ -283,7 +283,7 @@ def test_tensorrt_llm_defaults_to_weight_only(deployment, wish, planned):
         quantization_settings=settings,
         deployment_settings=DeploymentSettings_TensorRT_ONNX(),
     )
-    assert [n.planned for n in module.clika_explain(deployment).nodes if n.products] == [planned]
+    assert [n.planned for n in module.clika_explain(deployment).nodes if n.macs] == [planned]
 
 
 def test_quantization_request_weight_only_activation_bits_raise():
@@ -335,7 +335,7 @@ def test_missing_emulator_still_writes_file(tmp_path, monkeypatch):
     assert f"not compared: {message}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     assert module.clika_explain().share() == 1.0
     (row,) = module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
-    assert (row.layers, row.share, row.refusal) == (7, 1.0, "")
+    assert (row.layers, row.share, row.unsupported_reason) == (7, 1.0, "")
     assert TensorRt().unavailable_reason() == message
     with pytest.raises(TargetError, match=message):
         TensorRt().load(artifact)

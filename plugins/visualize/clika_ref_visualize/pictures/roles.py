@@ -71,7 +71,7 @@ def _mark_fused_nodes(graph: Graph, scheme: QuantizationScheme, found: dict[Node
 def _apply_explanation(graph: Graph, explanation: Explanation, found: dict[Node, NodePrecision]) -> None:
     """Replace the planned precision of each node by the one that the runtime reports, if any."""
     facts = {fact.name: fact for fact in explanation.nodes}
-    missed = {fact.name for fact in explanation.missed}
+    missed = {fact.name for fact in explanation.not_quantized}
     for node in graph.nodes:
         fact = facts.get(node.name)
         if fact is None:
