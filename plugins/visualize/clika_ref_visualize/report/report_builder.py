@@ -104,13 +104,13 @@ def build_contents(subject: ReportFacts, step: Callable[[str], None]) -> ReportC
 
 def _query_runtime(subject: ReportFacts, written: Graph, step: Callable[[str], None]) -> _RuntimeResults:
     """Write an artifact and query the runtime for precisions and times, or return the reasons for missing results."""
-    target, found = subject.target, subject.found
+    target, quantization = subject.target, subject.found
     try:
         check_supported(written, target)
         with compile_temporarily(written, target) as file:
             return _query_artifact(file, subject, written, step)
     except TargetError as error:
-        row = None if found is None else make_unsupported_row(target, error)
+        row = None if quantization is None else make_unsupported_row(target, error)
         return _RuntimeResults(unavailable={"runtime": str(error), "latency": str(error)}, row=row)
 
 
@@ -163,16 +163,16 @@ def _own_row(
     subject: ReportFacts, file: Artifact, explanation: Explanation | None, unavailable_reason: str = ""
 ) -> TargetFacts | None:
     """Return the target's own row of the comparison; None if the quantization decision is unknown."""
-    target, found = subject.target, subject.found
+    target, quantization = subject.target, subject.found
 
     def lower_float_graph() -> Graph:
         return make_export_graph(subject.graph, None, target, subject.registry, replace(subject.form, export_int4=None))
 
-    if found is None:
+    if quantization is None:
         return None
     try:
         return make_row(
-            found,
+            quantization,
             target,
             file,
             explanation,
@@ -184,14 +184,14 @@ def _own_row(
         return make_unsupported_row(target, error)
 
 
-def _find_chosen_row(found: Quantization, settings: Settings) -> ChosenRow:
+def _find_chosen_row(quantization: Quantization, settings: Settings) -> ChosenRow:
     """Return the chosen entry of the threshold table."""
-    quantization, layers = settings.global_quantization_settings, found.layers
-    is_by_threshold = quantization is not None and quantization.automatic_skip_quantization
+    request, layers = settings.global_quantization_settings, quantization.layers
+    is_by_threshold = request is not None and request.automatic_skip_quantization
     count = sum(not layer.reason for layer in layers)
-    sqnr = next((row.sqnr for row in found.what_if if row.layers == count), None)
-    threshold = quantization.quantization_sensitivity_threshold if quantization and is_by_threshold else None
-    return ChosenRow(threshold, count, len(layers), found.bytes, sqnr)
+    sqnr = next((row.sqnr for row in quantization.what_if if row.layers == count), None)
+    threshold = request.quantization_sensitivity_threshold if request and is_by_threshold else None
+    return ChosenRow(threshold, count, len(layers), quantization.bytes, sqnr)
 
 
 def _describe_unquantized_nodes(explanation: Explanation | None) -> list[str]:
