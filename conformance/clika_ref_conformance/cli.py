@@ -53,7 +53,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
-    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+    with report_errors(debug=debug, default=Status.MISUSE), handle_end_signals():
         running, showing, profiles = (
             _load_module(name) for name in ("execution.run", "reporting.run_console", "profiles")
         )
@@ -77,7 +77,7 @@ def replay(
     debug: Debug = False,
 ) -> None:
     """Run one case once more and judge it. Exit status: 0 it passes now, 1 it fails, 2 the file cannot be used."""
-    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+    with report_errors(debug=debug, default=Status.MISUSE), handle_end_signals():
         raise typer.Exit(_load_module("reporting.replay_process").replay_in_process(case, target, debug=debug))
 
 
@@ -89,7 +89,7 @@ def diff(
     debug: Debug = False,
 ) -> None:
     """Say what got worse, was fixed, is new and is gone. Exit status: 0 nothing got worse, 1 it did, 2 wrong usage."""
-    with report_errors(debug=debug, refused=Status.MISUSE):
+    with report_errors(debug=debug, default=Status.MISUSE):
         raise typer.Exit(_load_module("reporting.report_commands").diff_and_show(old, new))
 
 
@@ -101,7 +101,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write the matrix of several targets side by side."""
-    with report_errors(debug=debug, refused=Status.MISUSE):
+    with report_errors(debug=debug, default=Status.MISUSE):
         _load_module("reporting.report_commands").join_and_show(reports, out)
 
 
@@ -119,7 +119,7 @@ def mutants(
     debug: Debug = False,
 ) -> None:
     """Count which seeded faults the suite finds. Exit status: 0 enough with each seed, 1 too few, 2 wrong usage."""
-    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+    with report_errors(debug=debug, default=Status.MISUSE), handle_end_signals():
         show = _load_mutants("mutants").run_mutants_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
         raise typer.Exit(show(tuple(word or ()), **settings))
@@ -144,7 +144,7 @@ def alarms(
     debug: Debug = False,
 ) -> None:
     """Run targets that are right, and count what fails. Exit status: 0 nothing, 1 something, 2 wrong usage."""
-    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+    with report_errors(debug=debug, default=Status.MISUSE), handle_end_signals():
         show = _load_mutants("alarms").run_correct_targets_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
         raise typer.Exit(show(target or CORRECT_TARGETS, workers=workers, **settings))

@@ -1,4 +1,4 @@
-"""What ``clika-ref new-plugin`` writes: in this project's style, installed by pip, and passing its tests as written."""
+"""Plugins written by ``clika-ref new-plugin``: they follow our style, install, and pass their tests unchanged."""
 
 import json
 import re

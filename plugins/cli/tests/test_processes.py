@@ -43,7 +43,7 @@ def load(self, artifact):
 OnnxRuntime.load = load
 """
 
-LAST = "interrupted: no file was left half written, and what was there before is as it was"
+LAST = "interrupted: existing files are unchanged, and no incomplete file was written"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``clika-ref report``: of a model in integers, of a saved one, in float, and how it ends where it cannot."""
+"""``clika-ref report``: of an INT8 model, a saved module and a float model, and messages for invalid arguments."""
 
 import json
 
@@ -35,14 +35,14 @@ def here(tmp_path, monkeypatch):
 
 def test_report_model_quantized_with_other_target(here):
     """A model is quantized and reported for its target and another one."""
-    words = ("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.html", "--beside", "ov")
+    words = ("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.html", "--compare-with", "ov")
     done = clika_ref(*words, "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["report"]["file"] == "report.html"
+    result = json.loads(done.stdout)
+    assert result["report"]["file"] == "report.html"
     found = read_contents(here / "report.html")
     assert [row["target"] for row in found["targets"]] == ["onnxruntime", "openvino"]
-    assert told["report"]["bytes"] == (here / "report.html").stat().st_size
+    assert result["report"]["bytes"] == (here / "report.html").stat().st_size
 
 
 def test_report_saved_module_or_float_model(here):
@@ -57,11 +57,14 @@ def test_report_saved_module_or_float_model(here):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nets_to_report:Net",), "give -o FILE.html to write to"),
-        (("nets_to_report:Net", "-o", "r.html"), "give --calibrate DATA for a report in integers, or --input"),
-        (("saved", "-o", "r.html", "--target", "ov"), "name others with --beside"),
-        (("saved", "-o", "r.html", "--settings", "settings.yaml"), "this one is a saved module; leave them out"),
-        (("saved", "-o", "r.html", "--beside", "nowhere"), "no installed plugin provides the target 'nowhere'"),
+        (("nets_to_report:Net",), "there is no output path. Give -o FILE.html."),
+        (
+            ("nets_to_report:Net", "-o", "r.html"),
+            "there is no data. Give --calibrate DATA for an INT8 report, or --input",
+        ),
+        (("saved", "-o", "r.html", "--target", "ov"), "Compare it with other targets by --compare-with"),
+        (("saved", "-o", "r.html", "--settings", "settings.yaml"), "it is already compiled. Omit --settings."),
+        (("saved", "-o", "r.html", "--compare-with", "nowhere"), "no installed plugin provides the target 'nowhere'"),
     ],
 )
 def test_report_misuse_exits_2(here, words, said):
