@@ -87,12 +87,15 @@ def test_load_target_finds_installed_or_module_target(module, text, name):
     [
         ("onnxruntim", r"no target is called 'onnxruntim'; did you mean onnxruntime\? Installed are identity, "),
         ("nobody", r"no target is called 'nobody'; Installed are .*given as package\.module:TARGET"),
-        ("no_such_module:TARGET", r"no module named 'no_such_module'; run this in the folder that holds it"),
-        ("needs_more:TARGET", r"needs_more imports 'no_such_library', which is not installed"),
-        ("leaving:TARGET", r"importing leaving raised SystemExit: 0"),
+        (
+            "no_such_module:TARGET",
+            r"cannot import no_such_module: there is no module 'no_such_module'\. Run this",
+        ),
+        ("needs_more:TARGET", r"cannot import needs_more: it imports 'no_such_library', which is not installed"),
+        ("leaving:TARGET", r"cannot import leaving: it raised SystemExit: 0"),
         ("some_targets:leaves", r"some_targets:leaves\(\) raised SystemExit: 0; it is called without arguments"),
-        ("broken:TARGET", r"importing broken raised ZeroDivisionError: division by zero"),
-        ("some_targets:TARGETT", r"some_targets .* has no 'TARGETT'; did you mean TARGET"),
+        ("broken:TARGET", r"cannot import broken: it raised ZeroDivisionError: division by zero"),
+        ("some_targets:TARGETT", r"cannot load some_targets:TARGETT: .* has no 'TARGETT'\. Did you mean TARGET"),
         ("some_targets:fails", r"some_targets:fails\(\) raised OSError: no device; it is called without arguments"),
         ("some_targets:Half", r"TypeError: Can't instantiate abstract class Half .* load, unsupported_reason"),
         (

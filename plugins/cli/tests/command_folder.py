@@ -4,7 +4,10 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
 from clika_ref_cli import cli
 from typer.testing import CliRunner
 
@@ -65,6 +68,18 @@ PLUGINS = "aten,cleanup,onnxruntime,openvino,tensorrt,visualize"
 def clika_ref(*words):
     """Run the command line in this process."""
     return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def make_quantized_folder(folder):
+    """Fill a folder with a model, its quantized files and data; return it with the result of ``quantize``."""
+    (folder / "talking_model.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        enter(folder, patch)
+        words = ("--input", "1x32", "--input", "2x32", "-o", "q.onnx", "--save", "q.clika", "--keep-inputs", "--json")
+        result = clika_ref("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words)
+        assert result.exit_code == 0, result.output
+        np.save("x.npy", np.random.default_rng(0).standard_normal((6, 32)))
+    return SimpleNamespace(folder=folder, quantized=result)
 
 
 def enter(folder, patch):
