@@ -92,7 +92,8 @@ def make_contents(nodes, values=(), **facts):
     contents = {of.name: [] for of in dataclasses.fields(ReportContents)}
     contents |= {"model": "Made", "target": "onnxruntime", "created": "2026-11-25T20:00:00+00:00", "summary": "made up"}
     contents |= {"parameters": 0, "bytes_before": 100, "bytes_after": 50, "bytes_of_file": None, "latency": None}
-    contents |= {"modules": build_module_records(nodes), "nodes": nodes, "values": values, "unavailable": {}, "version": 1}
+    contents |= {"modules": build_module_records(nodes), "nodes": nodes, "values": values}
+    contents |= {"unavailable": {}, "version": 1}
     contents |= {
         "chosen": None,
         "reproduction": Reproduction("a: 1\n", "pass\n", {"torch": "2.13.0"}, {"system": "none"}, {}),

@@ -92,7 +92,7 @@ def _is_installed(distribution: str) -> bool:
 def write_plugin(name: str, into: Path) -> tuple[Path, list[str]]:
     """Generate a plugin in a new folder below ``into``. Return that folder and the files in it.
 
-    The folder appears atomically: a failure or an interrupt leaves nothing behind.
+    The folder appears atomically: after a failure or an interrupt, no file remains.
 
     Raises:
         MisuseError: the name is invalid or taken, or the path exists.

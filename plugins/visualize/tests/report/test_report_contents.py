@@ -27,47 +27,47 @@ def module():
 
 
 @pytest.fixture(scope="module")
-def told(module, tmp_path_factory):
-    return read_contents(module.clika_report(tmp_path_factory.mktemp("told") / "report.html"))
+def contents(module, tmp_path_factory):
+    return read_contents(module.clika_report(tmp_path_factory.mktemp("contents") / "report.html"))
 
 
-def named(told, name):
-    (found,) = [node for node in told["nodes"] if node["name"] == name]
+def find_node(contents, name):
+    (found,) = [node for node in contents["nodes"] if node["name"] == name]
     return found
 
 
-def test_clika_report_layers_match_summary(module, told):
+def test_clika_report_layers_match_summary(module, contents):
     """The facts about each layer equal those of the summary."""
     found = module.clika_state.quantized.found
     assert len(found.layers) == 6
     for layer in found.layers:
-        node = named(told, layer.name)
+        node = find_node(contents, layer.name)
         assert (node["scope"], node["operator"]) == (layer.scope, layer.operator)
         assert tuple(node["bits"]) == layer.bits
         assert node["sensitivity"] == layer.sensitivity
         assert (node["bytes_before"], node["bytes_after"]) == (layer.bytes_before, layer.bytes_after)
-    skipped = named(told, "conv2d_2")
+    skipped = find_node(contents, "conv2d_2")
     assert (skipped["scope"], skipped["state"]) == ("blocks.0.second", "kept_in_float")
     assert "skip_quantization" in skipped["reason"]
-    activations = [node for node in told["nodes"] if node["operator"] == "hardswish"]
+    activations = [node for node in contents["nodes"] if node["operator"] == "hardswish"]
     assert {node["state"] for node in activations} == {"float"}  # no layer, so no decision
     assert all("no INT8 kernel" in node["reason"] for node in activations)
 
 
-def test_clika_report_nodes_match_explanation(module, told):
+def test_clika_report_nodes_match_explanation(module, contents):
     """The facts about each node equal those of `clika_explain`."""
     explained = module.clika_explain()
-    assert [node["name"] for node in told["nodes"]] == [fact.name for fact in explained.nodes]
-    for node, fact in zip(told["nodes"], explained.nodes, strict=True):
+    assert [node["name"] for node in contents["nodes"]] == [fact.name for fact in explained.nodes]
+    for node, fact in zip(contents["nodes"], explained.nodes, strict=True):
         assert (node["planned"], node["runs"], node["macs"]) == (fact.planned, fact.runs, fact.macs)
-    whole = told["modules"][0]
+    whole = contents["modules"][0]
     assert whole["quantized_macs"] / whole["macs"] == explained.share()
 
 
-def test_clika_report_activations_show_range_and_observer(module, told):
+def test_clika_report_activations_show_range_and_observer(module, contents):
     """Activations show their observed range, the quantized range and the observer."""
     table, plan = module.clika_state.calibration.table, module.clika_state.quantized.plan
-    values = {value["name"]: value for value in told["values"]}
+    values = {value["name"]: value for value in contents["values"]}
     assert set(plan.activations) <= set(values)
     for name, scale in plan.activations.items():
         value = values[name]
@@ -86,40 +86,40 @@ def test_clika_report_activations_show_range_and_observer(module, told):
     assert (values["x"]["producer"], values["x"]["type"]) == (None, "float32[batch, 3, 8, 8]")
 
 
-def test_clika_report_nodes_refer_to_activations(told):
+def test_clika_report_nodes_refer_to_activations(contents):
     """Nodes refer to the activations that they read and produce, across Q/DQ pairs."""
-    node = named(told, "conv2d_1")
-    assert [told["values"][place]["name"] for place in node["outputs"]] == ["conv2d_1"]
-    assert [told["values"][place]["name"] for place in node["inputs"]] == ["conv2d"]
-    for place, found in enumerate(told["nodes"]):
-        assert all(told["values"][value]["producer"] == place for value in found["outputs"])
+    node = find_node(contents, "conv2d_1")
+    assert [contents["values"][index]["name"] for index in node["outputs"]] == ["conv2d_1"]
+    assert [contents["values"][index]["name"] for index in node["inputs"]] == ["conv2d"]
+    for index, node in enumerate(contents["nodes"]):
+        assert all(contents["values"][value]["producer"] == index for value in node["outputs"])
 
 
-def test_clika_report_thresholds_match_summary(module, told):
+def test_clika_report_thresholds_match_summary(module, contents):
     """The thresholds and the selected one equal those of the summary."""
     found = module.clika_state.quantized.found
-    assert [(row["threshold"], row["layers"], row["bytes"]) for row in told["what_if"]] == [
+    assert [(row["threshold"], row["layers"], row["bytes"]) for row in contents["what_if"]] == [
         (row.threshold, row.layers, row.bytes) for row in found.what_if
     ]
-    chosen = told["chosen"]
+    chosen = contents["chosen"]
     assert (chosen["threshold"], chosen["layers"], chosen["of_layers"], chosen["bytes"]) == (0.005, 5, 6, found.bytes)
 
 
-def test_clika_report_lists_own_target_by_default(told):
+def test_clika_report_lists_own_target_by_default(contents):
     """Only the module's own target is listed by default, with its latency."""
-    (row,) = told["targets"]
+    (row,) = contents["targets"]
     assert (row["target"], row["layers"], row["of_layers"]) == ("onnxruntime", 5, 6)
     assert row["seconds"] > 0
     assert row["ratio"] > 0
 
 
-def test_clika_report_node_latencies_sum_to_call(told):
+def test_clika_report_node_latencies_sum_to_call(contents):
     """The latencies of nodes add up to that of a call."""
-    taken = [node["seconds"] for node in told["nodes"] if node["seconds"] is not None]
+    taken = [node["seconds"] for node in contents["nodes"] if node["seconds"] is not None]
     assert len(taken) >= 6
-    assert sum(taken) + told["latency"]["unassigned"] == pytest.approx(told["latency"]["seconds"])
-    assert 0 <= told["latency"]["unassigned"] < told["latency"]["seconds"]
-    assert told["modules"][0]["seconds"] == pytest.approx(sum(taken))
+    assert sum(taken) + contents["latency"]["unassigned"] == pytest.approx(contents["latency"]["seconds"])
+    assert 0 <= contents["latency"]["unassigned"] < contents["latency"]["seconds"]
+    assert contents["modules"][0]["seconds"] == pytest.approx(sum(taken))
 
 
 def test_clika_report_other_targets_have_rows_or_reason(tmp_path):
@@ -213,7 +213,7 @@ def test_clika_report_int4_layer_shows_bits_and_bytes(tmp_path):
     assert found["bytes_before"] - found["bytes_after"] > linear["bytes_before"] / 2
 
 
-def test_clika_report_loaded_module_keeps_bits_and_bytes(module, told, tmp_path):
+def test_clika_report_loaded_module_keeps_bits_and_bytes(module, contents, tmp_path):
     """A loaded module keeps bits and bytes, and missing parts have their reason."""
     module.clika_save(tmp_path / "saved")
     loaded = ClikaModule.clika_load(tmp_path / "saved")
@@ -222,7 +222,7 @@ def test_clika_report_loaded_module_keeps_bits_and_bytes(module, told, tmp_path)
     assert "was loaded, and files store only quantized weights" in found["unavailable"]["what_if"]
     assert found["unavailable"]["values"] == NO_RANGES_MESSAGE
     before = {
-        node["name"]: (node["bits"], node["state"], node["bytes_before"]) for node in told["nodes"] if node["bits"]
+        node["name"]: (node["bits"], node["state"], node["bytes_before"]) for node in contents["nodes"] if node["bits"]
     }
     again = {
         node["name"]: (node["bits"], node["state"], node["bytes_before"]) for node in found["nodes"] if node["bits"]
@@ -230,9 +230,9 @@ def test_clika_report_loaded_module_keeps_bits_and_bytes(module, told, tmp_path)
     assert again == before
 
 
-def test_clika_report_module_sums_match_nodes(told):
+def test_clika_report_module_sums_match_nodes(contents):
     """The sums of a module equal those of its nodes."""
-    modules = {module["scope"]: module for module in told["modules"]}
+    modules = {module["scope"]: module for module in contents["modules"]}
     assert list(modules) == [
         "",
         "stem",
@@ -247,8 +247,8 @@ def test_clika_report_module_sums_match_nodes(told):
     ]
     block = modules["blocks.0"]
     assert (block["layers"], block["quantized_layers"]) == (2, 1)
-    assert told["modules"][block["parent"]]["scope"] == "blocks"
-    inside = [node for node in told["nodes"] if node["scope"].startswith("blocks.0")]
+    assert contents["modules"][block["parent"]]["scope"] == "blocks"
+    inside = [node for node in contents["nodes"] if node["scope"].startswith("blocks.0")]
     assert block["count"] == len(inside)
     assert block["bytes_after"] == sum(node["bytes_after"] for node in inside)
     assert block["sensitivity"] == max(node["sensitivity"] for node in inside if node["sensitivity"] is not None)
@@ -275,12 +275,12 @@ def test_clika_report_planned_int8_run_in_float_warned(tmp_path, monkeypatch):
     found = read_contents(module.clika_report(tmp_path / "report.html"))
     warning = "9 of 9 quantized nodes run in float: stem, blocks.0.first, blocks.0.second and 6 more. "
     assert f"{warning}`clika_explain` lists the reasons." in found["warnings"]
-    assert named(found, "conv2d")["state"] == "not_quantized"
+    assert find_node(found, "conv2d")["state"] == "not_quantized"
 
 
-def test_clika_report_repeat_contains_settings_and_versions(told):
+def test_clika_report_repeat_contains_settings_and_versions(contents):
     """The report contains the settings, versions and timings to repeat the run."""
-    reproduction = told["reproduction"]
+    reproduction = contents["reproduction"]
     assert "quantization_sensitivity_threshold: 0.005" in reproduction["settings"]
     assert "blocks.0.second" in reproduction["settings"]
     assert {"Python", "clika-ref", "torch", "onnxruntime", "clika-ref-onnxruntime"} <= set(reproduction["versions"])
@@ -289,9 +289,9 @@ def test_clika_report_repeat_contains_settings_and_versions(told):
     assert {"Capturing", "Quantizing"} <= set(reproduction["seconds"])
 
 
-def test_clika_report_pruned_adapted_module_limits_repeat(told, tmp_path):
+def test_clika_report_pruned_adapted_module_limits_repeat(contents, tmp_path):
     """For pruned and adapted modules, the report lists the steps that the settings do not repeat."""
-    assert "reproduction" not in told["unavailable"]
+    assert "reproduction" not in contents["unavailable"]
     module = clika_compile(Small().eval(), calibration_inputs=[X] * 8, deployment_settings=HERE)
     module.clika_prune(PruningSettings(pruning_sensitivity_threshold=1.0))
     pruned = read_contents(module.clika_report(tmp_path / "pruned.html"))["unavailable"]["reproduction"]
@@ -305,10 +305,10 @@ def test_clika_report_pruned_adapted_module_limits_repeat(told, tmp_path):
     assert "sizes before are those after pruning) and adapters were attached. Repeat these steps, too." in both
 
 
-def test_clika_report_settings_load_from_file(module, told, tmp_path):
+def test_clika_report_settings_load_from_file(module, contents, tmp_path):
     """The settings in the report load from a file."""
     place = tmp_path / "settings.yaml"
-    place.write_text(told["reproduction"]["settings"])
+    place.write_text(contents["reproduction"]["settings"])
     settings = Settings.load_from_path(place)
     assert settings.global_quantization_settings == module.clika_state.request.given
     assert settings.deployment_settings == HERE

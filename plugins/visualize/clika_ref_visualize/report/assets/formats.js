@@ -83,7 +83,7 @@ function createBadge(state) {
   return createElement("span", { class: `badge ${state}` }, STATES[state]);
 }
 
-// A bar for a number; a larger `before` is drawn behind it.
+// A bar for a number. A larger `before` is drawn below it.
 function createBar(share, before = 0, state = "accent") {
   const width = (x) => `width:${(100 * Math.min(Math.max(x, 0), 1)).toFixed(2)}%`;
   return createElement(
