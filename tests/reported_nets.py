@@ -1,4 +1,4 @@
-"""What tests of reports share: a small network in modules, compiled in each way, and what its report holds."""
+"""Shared by tests of reports: a small network in modules, compiled in several ways, and the contents of its report."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from clika_ref_visualize.report.contents import (
     ValueRecord,
     WhatIfRecord,
 )
-from clika_ref_visualize.report.module_tree import module_records
+from clika_ref_visualize.report.module_tree import build_module_records
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
@@ -25,7 +25,7 @@ X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 class Block(nn.Module):
-    """Two convolutions beside what they read."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self):
         super().__init__()
@@ -49,13 +49,13 @@ class Small(nn.Module):
         return self.head(self.blocks(self.stem(x)).flatten(1))
 
 
-def in_float(model=None):
-    """The network in float."""
+def compile_float(model=None):
+    """Compile the network in float."""
     return clika_compile((model or Small()).eval(), tracing_inputs=[X, X[:2]], deployment_settings=HERE)
 
 
-def in_integers(model=None, *, layers=None, deployment=HERE, **settings):
-    """The network in integers."""
+def compile_int8(model=None, *, layers=None, deployment=HERE, **settings):
+    """Compile the network in INT8."""
     return clika_compile(
         (model or Small()).eval(),
         calibration_inputs=[X, X[:2]],
@@ -65,56 +65,61 @@ def in_integers(model=None, *, layers=None, deployment=HERE, **settings):
     )
 
 
-def in_four_bits():
-    """The network with weights of four bits, and values in float."""
+def compile_int4():
+    """Compile the network with INT4 weights and float activations."""
     settings = {"weights_num_bits": 4, "weights_only_quantization_block_size": 32}
-    return in_integers(prefer_weights_only_quantization=True, automatic_skip_quantization=False, **settings)
+    return compile_int8(prefer_weights_only_quantization=True, automatic_skip_quantization=False, **settings)
 
 
-def told_in(path):
-    """The contents that a page holds."""
+def read_contents(path):
+    """Read the contents of a report from its page."""
     (data,) = re.findall(rb'<script id="contents" type="application/json">(.*?)</script>', path.read_bytes(), re.DOTALL)
     return json.loads(data)
 
 
-def node(name, scope="", operator="conv2d", **facts):
-    """A record of a node, of which only what is given is said."""
-    none = dict.fromkeys(("line", "reason"), "") | dict.fromkeys(("products", "bytes_before", "bytes_after"), 0)
+def make_node(name, scope="", operator="conv2d", **facts):
+    """Return a node record with the given facts; all others are empty."""
+    none = dict.fromkeys(("line", "reason"), "") | dict.fromkeys(("macs", "bytes_before", "bytes_after"), 0)
     none |= dict.fromkeys(("runs", "bits", "sensitivity", "seconds"))
     return NodeRecord(
         **{**none, "name": name, "scope": scope, "operator": operator, "state": "float", "planned": "float"}
-        | {"reads": [], "makes": [], **facts}
+        | {"inputs": [], "outputs": [], **facts}
     )
 
 
-def made_up(nodes, values=(), **facts):
-    """Contents of a model that nobody has compiled."""
-    told = {of.name: [] for of in dataclasses.fields(ReportContents)}
-    told |= {"model": "Made", "target": "onnxruntime", "made": "2026-11-25T20:00:00+00:00", "summary": "made up"}
-    told |= {"parameters": 0, "bytes_before": 100, "bytes_after": 50, "bytes_of_file": None, "latency": None}
-    told |= {"modules": module_records(nodes), "nodes": nodes, "values": values, "missing": {}, "version": 1}
-    told |= {"chosen": None, "repeat": Reproduction("a: 1\n", "pass\n", {"torch": "2.13.0"}, {"system": "none"}, {})}
-    return ReportContents(**{**told, **facts})
+def make_contents(nodes, values=(), **facts):
+    """Return report contents from node records, without a model."""
+    contents = {of.name: [] for of in dataclasses.fields(ReportContents)}
+    contents |= {"model": "Made", "target": "onnxruntime", "created": "2026-11-25T20:00:00+00:00", "summary": "made up"}
+    contents |= {"parameters": 0, "bytes_before": 100, "bytes_after": 50, "bytes_of_file": None, "latency": None}
+    contents |= {"modules": build_module_records(nodes), "nodes": nodes, "values": values}
+    contents |= {"unavailable": {}, "version": 1}
+    contents |= {
+        "chosen": None,
+        "reproduction": Reproduction("a: 1\n", "pass\n", {"torch": "2.13.0"}, {"system": "none"}, {}),
+    }
+    return ReportContents(**{**contents, **facts})
 
 
-def large(count):
-    """Contents of as many nodes, each with a sensitivity, a time and a value with a histogram."""
+def make_large_contents(count):
+    """Return contents with many nodes, each with a sensitivity, a time and an activation with a histogram."""
     nodes, values, rows = [], [], []
-    for place in range(count):
+    for index in range(count):
         layer = {
             "bits": (8, 8),
-            "bytes_before": 4000 + place,
-            "bytes_after": 1000 + place,
-            "seconds": 1e-6 * (place + 1),
+            "bytes_before": 4000 + index,
+            "bytes_after": 1000 + index,
+            "seconds": 1e-6 * (index + 1),
         }
-        state, reads = ("integers", [place - 1] if place else [])
-        scope = f"stage.{place // 100}.block.{place // 10 % 10}"
-        facts = {**layer, "sensitivity": 1e-6 * (1 + place * 7919 % count), "products": 1000, "reads": reads}
-        nodes.append(node(f"conv2d_{place}", scope, state=state, planned="int8", runs="int8", makes=[place], **facts))
-        histogram = HistogramRecord(-1.0, 1 / 32, [place * i % 97 for i in range(64)])
+        state, inputs = ("quantized", [index - 1] if index else [])
+        scope = f"stage.{index // 100}.block.{index // 10 % 10}"
+        facts = {**layer, "sensitivity": 1e-6 * (1 + index * 7919 % count), "macs": 1000, "inputs": inputs}
+        facts |= {"state": state, "planned": "int8", "runs": "int8", "outputs": [index]}
+        nodes.append(make_node(f"conv2d_{index}", scope, **facts))
+        histogram = HistogramRecord(-1.0, 1 / 32, [index * i % 97 for i in range(64)])
         values.append(
-            ValueRecord(f"conv2d_{place}", "float32[1, 8, 4, 4]", place, ObservedRange(-1.0, 1.0, 2, histogram))
+            ValueRecord(f"conv2d_{index}", "float32[1, 8, 4, 4]", index, ObservedRange(-1.0, 1.0, 2, histogram))
         )
-        rows.append(WhatIfRecord(1e-6 * (place + 1), place + 1, 10_000_000 - 3000 * place, 60 - place / 100))
+        rows.append(WhatIfRecord(1e-6 * (index + 1), index + 1, 10_000_000 - 3000 * index, 60 - index / 100))
     chosen = ChosenRow(1e-6 * count, count, count, 4_000_000, 40.0)
-    return made_up(nodes, values, what_if=rows, chosen=chosen, bytes_before=10_000_000, bytes_after=4_000_000)
+    return make_contents(nodes, values, what_if=rows, chosen=chosen, bytes_before=10_000_000, bytes_after=4_000_000)

@@ -22,7 +22,7 @@ def main(runtime: str, folder: str) -> dict[str, float]:
     prepared = read(Path(folder))
     explained = compile_quantized(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_explain()
     planned = [node for node in explained.nodes if node.macs and node.planned != "float"]
-    missed = sum(node in explained.missed for node in planned)
+    missed = sum(node in explained.not_quantized for node in planned)
     return {
         "planned": explained.share(planned=True),
         "in integers": 1 - missed / len(planned) if planned else 0.0,

@@ -86,7 +86,7 @@ def _of_target(module: Any, deployment: Any) -> dict[str, Any]:
         "target": explained.target,
         "broken": broken,
         "planned": sum(node.macs for node in planned) / max(sum(node.macs for node in layers), 1),
-        "runs": 1 - sum(node in explained.missed for node in planned) / max(len(planned), 1),
+        "runs": 1 - sum(node in explained.not_quantized for node in planned) / max(len(planned), 1),
     }
 
 

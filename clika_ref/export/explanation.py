@@ -86,7 +86,7 @@ class Explanation(HasTables):
         return found / total if total else 0.0
 
     @property
-    def missed(self) -> Sequence[NodeFacts]:
+    def not_quantized(self) -> Sequence[NodeFacts]:
         """The nodes that were planned as quantized but run in float, or that the runtime does not report."""
         return [n for n in self.nodes if n.planned != FLOAT_PRECISION and n.runs in (FLOAT_PRECISION, NOT_REPORTED)]
 
@@ -98,9 +98,10 @@ class Explanation(HasTables):
     def in_one_line(self) -> str:
         """Return how many of the nodes planned as quantized run quantized, and their share of MACs."""
         planned = sum(n.planned != FLOAT_PRECISION for n in self.nodes)
+        count = planned - len(self.not_quantized)
         return (
-            f"{self.target}: {planned - len(self.missed)} of {planned} nodes planned as quantized run quantized, "
-            f"with {self.share():.1%} of all MACs"
+            f"{self.target}: {count} of {planned} nodes planned as quantized run quantized, with "
+            f"{self.share():.1%} of all MACs"
         )
 
     def parts(self) -> Sequence[Table[Any] | str]:
@@ -165,7 +166,7 @@ def explain_artifact(
         TargetError: the runtime is missing, or rejects the file.
     """
     runs = target.explain(file)
-    products, scheme = _count_macs(written, inputs), target.scheme
+    macs, scheme = _count_macs(written, inputs), target.scheme
     planned, moving = find_planned_precisions(written, scheme), scheme.data_movement if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
@@ -176,7 +177,7 @@ def explain_artifact(
                 precision = NOT_REPORTED  # a runtime may leave out nodes that only move integers
             if plan is not None and plan_precision == FLOAT_PRECISION:
                 reason = plan.floats.get(node.name, reason)
-            origin, count = node.origin.scope, products.get(node, 0)
+            origin, count = node.origin.scope, macs.get(node, 0)
             facts.append(NodeFacts(node.name, origin, node.op_type, count, plan_precision, precision, reason))
     return Explanation(target.describe_runtime(), facts)
 

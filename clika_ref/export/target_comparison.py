@@ -47,9 +47,9 @@ class TargetFacts:
     """Ratio of those seconds to those of the float model in the same runtime, measured alternately."""
     is_emulated: bool = False
     """Whether another runtime emulates the target; its times are not comparable."""
-    missing: str = ""
+    unavailable_reason: str = ""
     """Why the runtime could not be queried."""
-    refusal: str = ""
+    unsupported_reason: str = ""
     """Why the target does not support the module; all other facts are empty then."""
 
 
@@ -60,13 +60,13 @@ def _latency(row: TargetFacts) -> str:
 
 
 def _unless_unsupported(tell: Callable[[TargetFacts], str], otherwise: str = "") -> Callable[[TargetFacts], str]:
-    return lambda row: otherwise if row.refusal else tell(row)
+    return lambda row: otherwise if row.unsupported_reason else tell(row)
 
 
 COMPARISON_COLUMNS: Mapping[str, Callable[[TargetFacts], object]] = {
     "target": lambda row: row.target,
     "quantized layers": _unless_unsupported(lambda row: f"{row.layers} of {row.of_layers}", "unsupported: see below"),
-    "quantized MACs": lambda row: row.missing if row.share is None else f"{row.share:.1%}",
+    "quantized MACs": lambda row: row.unavailable_reason if row.share is None else f"{row.share:.1%}",
     "file": _unless_unsupported(lambda row: f"{row.bytes / 1e6:.2f} MB"),
     "predicted SQNR": lambda row: "" if row.sqnr is None else format_decibels(row.sqnr),
     "latency": _latency,
@@ -87,18 +87,18 @@ class TargetComparison(HasTables):
         return Table(self.rows, COMPARISON_COLUMNS)
 
     @property
-    def refusals(self) -> Sequence[str]:
+    def unsupported_reasons(self) -> Sequence[str]:
         """The reasons of targets that do not support the module, one line each."""
-        return [f"{row.target}: {row.refusal}" for row in self.rows if row.refusal]
+        return [f"{row.target}: {row.unsupported_reason}" for row in self.rows if row.unsupported_reason]
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return the table, and a line for each target that does not support the module."""
-        return self.table, *self.refusals
+        return self.table, *self.unsupported_reasons
 
 
 def make_unsupported_row(target: Target, error: ClikaError) -> TargetFacts:
     """Return the row of a target that does not support a module, with the reason."""
-    return TargetFacts(target.describe_runtime(), 0, 0, 0, None, refusal=str(error))
+    return TargetFacts(target.describe_runtime(), 0, 0, 0, None, unsupported_reason=str(error))
 
 
 def measure_target(
@@ -126,14 +126,18 @@ def measure_target(
     """
     small = make_export_graph(graph, found.plan, target, registry, form)
     check_supported(small, target)
-    missing = None if target.emulated_by else target.unavailable_reason()  # an emulated target decides by rules
+    unavailable_reason = (
+        None if target.emulated_by else target.unavailable_reason()
+    )  # an emulated target decides by rules
     with compile_temporarily(small, target) as file:
-        explanation = explain_artifact(small, file, found.plan, target, inputs) if missing is None else None
+        explanation = explain_artifact(small, file, found.plan, target, inputs) if unavailable_reason is None else None
 
         def in_float() -> Graph:
             return make_export_graph(graph, None, target, registry, replace(form, export_int4=None))
 
-        return make_row(found, target, file, explanation, inputs, in_float=in_float, missing=missing or "")
+        return make_row(
+            found, target, file, explanation, inputs, in_float=in_float, unavailable_reason=unavailable_reason or ""
+        )
 
 
 def make_row(
@@ -144,7 +148,7 @@ def make_row(
     inputs: Sequence[torch.Tensor],
     *,
     in_float: Callable[[], Graph],
-    missing: str = "",
+    unavailable_reason: str = "",
 ) -> TargetFacts:
     """Return the row of a target for a written file, with the times of its calls and of the float model's.
 
@@ -155,7 +159,7 @@ def make_row(
         explanation: the precision of each node in the runtime; None if it could not be queried.
         inputs: inputs of the graph, for timing.
         in_float: returns the graph as lowered for the target without quantization.
-        missing: why the runtime could not be queried.
+        unavailable_reason: why the runtime could not be queried.
 
     Raises:
         TargetError: the runtime rejects one of the files.
@@ -164,7 +168,7 @@ def make_row(
     sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
     common = (target.describe_runtime(), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
     if explanation is None:
-        return TargetFacts(*common, missing=missing)
+        return TargetFacts(*common, unavailable_reason=unavailable_reason)
     share = explanation.share()
     if target.emulated_by:
         return TargetFacts(*common, share=share, is_emulated=True)

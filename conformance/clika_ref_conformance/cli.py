@@ -58,7 +58,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Compare a target with eager. Exit status: 0 no failures, 1 failures, 2 wrong usage, 3 too little was proven."""
-    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+    with report_errors(debug=debug, default=Status.MISUSE), handle_end_signals():
         execution, console, profiles = (
             _load_module(name) for name in ("execution.run", "reporting.run_console", "profiles")
         )
@@ -82,7 +82,7 @@ def replay(
     debug: Debug = False,
 ) -> None:
     """Run a failed case again and judge it. Exit status: 0 it passes, 1 it fails, 2 the file cannot be used."""
-    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+    with report_errors(debug=debug, default=Status.MISUSE), handle_end_signals():
         raise typer.Exit(_load_module("reporting.replay_process").replay_in_process(case, target, debug=debug))
 
 
@@ -94,7 +94,7 @@ def diff(
     debug: Debug = False,
 ) -> None:
     """Compare two reports of a target. Exit status: 0 no regressions, 1 regressions, 2 wrong usage."""
-    with report_errors(debug=debug, refused=Status.MISUSE):
+    with report_errors(debug=debug, default=Status.MISUSE):
         raise typer.Exit(_load_module("reporting.report_commands").diff_and_show(old, new))
 
 
@@ -106,7 +106,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write one HTML matrix of several targets."""
-    with report_errors(debug=debug, refused=Status.MISUSE):
+    with report_errors(debug=debug, default=Status.MISUSE):
         _load_module("reporting.report_commands").join_and_show(reports, out)
 
 
@@ -127,7 +127,7 @@ def mutants(
     debug: Debug = False,
 ) -> None:
     """Count the seeded faults that the suite finds. Exit status: 0 enough for each seed, 1 too few, 2 wrong usage."""
-    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+    with report_errors(debug=debug, default=Status.MISUSE), handle_end_signals():
         show = _load_mutants("mutants").run_mutants_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
         raise typer.Exit(show(tuple(word or ()), **settings))
@@ -156,7 +156,7 @@ def alarms(
     debug: Debug = False,
 ) -> None:
     """Run correct targets and count the failures. Exit status: 0 none, 1 failures, 2 wrong usage."""
-    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+    with report_errors(debug=debug, default=Status.MISUSE), handle_end_signals():
         show = _load_mutants("alarms").run_correct_targets_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
         raise typer.Exit(show(target or CORRECT_TARGETS, workers=workers, **settings))

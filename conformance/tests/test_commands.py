@@ -191,7 +191,7 @@ def test_add_plugin_commands_broken_command_keeps_others(monkeypatch, capsys):
     joined = typer.Typer()
     core.add_plugin_commands(joined)
     assert [group.name for group in joined.registered_groups] == ["works"]
-    assert "clika-ref broken (unknown distribution) cannot be used: ModuleNotFoundError" in capsys.readouterr().err
+    assert "clika-ref broken: cannot load unknown distribution: ModuleNotFoundError" in capsys.readouterr().err
 
 
 def test_progress_reporter_prints_line_at_intervals(monkeypatch):

@@ -87,13 +87,16 @@ def test_load_target_finds_installed_or_module_target(module, text, name):
     [
         ("onnxruntim", r"there is no target 'onnxruntim'\. Did you mean onnxruntime\? Installed: identity, "),
         ("nobody", r"there is no target 'nobody'\. Installed: .* as package\.module:TARGET"),
-        ("no_such_module:TARGET", r"no module named 'no_such_module'; run this in the folder that holds it"),
-        ("needs_more:TARGET", r"needs_more imports 'no_such_library', which is not installed"),
-        ("leaving:TARGET", r"importing leaving raised SystemExit: 0"),
-        ("some_targets:leaves", r"some_targets:leaves\(\), without arguments, raised SystemExit: 0"),
-        ("broken:TARGET", r"importing broken raised ZeroDivisionError: division by zero"),
-        ("some_targets:TARGETT", r"some_targets .* has no 'TARGETT'; did you mean TARGET"),
-        ("some_targets:fails", r"some_targets:fails\(\), without arguments, raised OSError: no device"),
+        (
+            "no_such_module:TARGET",
+            r"cannot import no_such_module: there is no module 'no_such_module'\. Run this",
+        ),
+        ("needs_more:TARGET", r"cannot import needs_more: it imports 'no_such_library', which is not installed"),
+        ("leaving:TARGET", r"cannot import leaving: it raised SystemExit: 0"),
+        ("some_targets:leaves", r"some_targets:leaves\(\) raised SystemExit: 0; it is called without arguments"),
+        ("broken:TARGET", r"cannot import broken: it raised ZeroDivisionError: division by zero"),
+        ("some_targets:TARGETT", r"cannot load some_targets:TARGETT: .* has no 'TARGETT'\. Did you mean TARGET"),
+        ("some_targets:fails", r"some_targets:fails\(\) raised OSError: no device; it is called without arguments"),
         ("some_targets:Half", r"TypeError: Can't instantiate abstract class Half .* load, unsupported_reason"),
         (
             "some_targets:Foreign",

@@ -43,7 +43,7 @@ def test_clika_explain_reports_precision_and_reason():
     assert [n.reason for n in found.nodes if n.operator == "hardswish"] == [
         "ONNX Runtime has no INT8 kernel for HardSwish"
     ]
-    assert not found.missed
+    assert not found.not_quantized
 
 
 def test_explanation_share_counts_macs():
@@ -127,7 +127,7 @@ def test_clika_explain_constant_factor_not_planned_int8():
     )
     found = module.clika_explain()
     assert [n.planned for n in found.nodes if n.operator in ("conv2d", "mul")] == ["int8", "float", "int8"]
-    assert not found.missed
+    assert not found.not_quantized
 
 
 def test_explanation_str_table_and_summary():
@@ -153,7 +153,7 @@ def test_explanation_missed_lists_unexecuted_plan(monkeypatch, is_planned):
         },
     )
     found = module.clika_explain()
-    missed = [(n.operator, n.reason) for n in found.missed]
+    missed = [(n.operator, n.reason) for n in found.not_quantized]
     assert missed == ([("linear", "for a test")] if is_planned else [])
     assert found.share() < 1.0
 
@@ -167,7 +167,7 @@ def test_explanation_layer_unknown_to_runtime_missed(monkeypatch, said):
     target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(type(target), "explain", lambda self, artifact: {"flatten": "fused", **said})
     found = module.clika_explain()
-    assert [(n.operator, n.runs) for n in found.missed] == [
+    assert [(n.operator, n.runs) for n in found.not_quantized] == [
         ("conv2d", "not reported by the runtime"),
         ("conv2d", "not reported by the runtime"),
         ("linear", "not reported by the runtime"),

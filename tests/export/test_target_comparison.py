@@ -55,21 +55,21 @@ def test_compare_targets_missing_width_or_block_in_row(bits, blocks, said):
     """A target without the width or block size reports it in its row; other rows stay."""
     found = of_weights(bits, blocks).clika_compare_targets(HERE, TENSORRT, OPENVINO)
     here, tensorrt, openvino = found.rows
-    assert (here.layers, here.refusal, openvino.layers, openvino.refusal) == (2, "", 2, "")
+    assert (here.layers, here.unsupported_reason, openvino.layers, openvino.unsupported_reason) == (2, "", 2, "")
     assert (tensorrt.target, tensorrt.layers) == ("tensorrt, emulated by ONNX Runtime", 0)
     with pytest.raises(ModelError, match=f"for tensorrt, {said}"):
-        raise ModelError(tensorrt.refusal)
+        raise ModelError(tensorrt.unsupported_reason)
     table = str(found).splitlines()
     assert [line.split("  ")[0] for line in table[1:4]] == [row.target for row in found.rows]
     assert "unsupported: see below" in table[2]
-    assert table[4] == f"{tensorrt.target}: {tensorrt.refusal}"
+    assert table[4] == f"{tensorrt.target}: {tensorrt.unsupported_reason}"
 
 
 def test_compare_targets_weight_only_or_int8_unsupported():
     """Targets without weight-only or INT8 support report the setting to change."""
     rows = of_weights(8).clika_compare_targets(*map(deployment_settings_named, ("onnx-reference", "interpreter"))).rows
     message = "the target onnx-reference does not support weight-only quantization. Quantize activations as well: "
-    assert [row.refusal for row in rows] == [
+    assert [row.unsupported_reason for row in rows] == [
         f"{message}prefer_weights_only_quantization=False.",
         (
             "cannot quantize for the target interpreter: it computes in float and declares no scheme. Compile "
@@ -90,9 +90,9 @@ def test_compare_targets_unsupported_node_in_row():
         skip_eval_set_mode=True,
     )
     here, other = module.clika_compare_targets(HERE, deployment_settings_named("onnx-reference")).rows
-    assert not here.refusal
-    assert "onnx-reference cannot run 1 nodes of Sequential:" in other.refusal
-    assert "draws random numbers" in other.refusal
+    assert not here.unsupported_reason
+    assert "onnx-reference cannot run 1 nodes of Sequential:" in other.unsupported_reason
+    assert "draws random numbers" in other.unsupported_reason
 
 
 def test_compare_targets_error_of_all_targets_raises():

@@ -16,7 +16,7 @@ def test_the_code_of_the_document_runs_as_it_stands(tmp_path, monkeypatch):
     names |= {"model": reported_nets.Small().eval(), "batches": [reported_nets.X, reported_nets.X[:2]]}
     code = "".join(re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
     exec(compile(code, str(DOCUMENT), "exec"), names)  # noqa: S102 - it is ours
-    assert [row["target"] for row in reported_nets.told_in(tmp_path / "targets.html")["targets"]] == [
+    assert [row["target"] for row in reported_nets.read_contents(tmp_path / "targets.html")["targets"]] == [
         "openvino",
         "onnxruntime",
         "tensorrt, emulated by ONNX Runtime",

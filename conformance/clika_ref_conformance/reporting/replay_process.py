@@ -58,7 +58,7 @@ def main() -> None:
     path, target, debug = sys.argv[1:]
     reset_sigint()
     try:
-        with report_errors(debug=bool(debug), refused=Status.MISUSE):
+        with report_errors(debug=bool(debug), default=Status.MISUSE):
             _set_limits(read_reproducer(Path(path), load_registry()).profile)
             status = replay_and_show(Path(path), target)
     except typer.Exit as stated:

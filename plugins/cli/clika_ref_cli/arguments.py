@@ -11,24 +11,26 @@ import torch
 
 import clika_ref
 from clika_ref_cli.artifacts import find_file_targets
-from clika_ref_cli.exit_status import MisuseError
+from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError
 from clika_ref_cli.import_path import find_object
 
 ONNX_SUFFIX = ".onnx"
 
 EXAMPLE_FACTORY = "package.module:Net"
 
+EXPLAIN_OR_COMPARE_HINT = "Use `clika-ref explain` or `clika-ref compare`."
+
 
 class ModelKind(Enum):
-    """The kind of model that an argument names."""
+    """Kinds of models in arguments."""
 
-    FACTORY = "a model that Python makes"
+    FACTORY = "a Python model"
     SAVED = "a saved module"
     ONNX = "an ONNX file"
-    TARGET_FILE = "a file of a target's own form"
+    TARGET_FILE = "a file in a target's own format"
 
 
-def kind_of(text: str) -> ModelKind:
+def find_model_kind(text: str) -> ModelKind:
     """Return the kind of model that an argument names.
 
     Raises:
@@ -36,14 +38,14 @@ def kind_of(text: str) -> ModelKind:
     """
     path = Path(text)
     if path.is_dir():
-        msg = f"{text} is a folder; give the file of a model in it"
+        msg = f"cannot load {text}: it is a folder. Give a model file in it."
         raise MisuseError(msg)
     if path.suffix == ".py" or (":" in text and not path.exists()):
         return ModelKind.FACTORY
     if not path.exists():
         msg = (
-            f"there is no file {text}; for a model that Python makes write its module and what makes it: "
-            f"{EXAMPLE_FACTORY}"
+            f"cannot load {text}: there is no such file. For a Python model, give its module and factory, for example "
+            f"{EXAMPLE_FACTORY}."
         )
         raise MisuseError(msg)
     if path.suffix.lower() == ONNX_SUFFIX:
@@ -51,20 +53,20 @@ def kind_of(text: str) -> ModelKind:
     return ModelKind.TARGET_FILE if find_file_targets(path) else ModelKind.SAVED
 
 
-def require_kind(text: str, wanted: Sequence[ModelKind], remedy: str) -> ModelKind:
+def require_kind(text: str, supported: Sequence[ModelKind], remedy: str) -> ModelKind:
     """Return the kind of a model, and reject kinds that the command does not support.
 
     Args:
         text: the argument.
-        wanted: the supported kinds.
-        remedy: the hint for the message.
+        supported: the supported kinds.
+        remedy: a sentence for the message.
 
     Raises:
         MisuseError: the model is of another kind.
     """
-    kind = kind_of(text)
-    if kind not in wanted:
-        msg = f"{text} is {kind.value}; {remedy}"
+    kind = find_model_kind(text)
+    if kind not in supported:
+        msg = f"cannot use {text}: it is {kind.value}. {remedy}"
         raise MisuseError(msg)
     return kind
 
@@ -76,7 +78,7 @@ def reject_unused_inputs(kind: ModelKind, text: str, inputs: Sequence[str]) -> M
         MisuseError: the model is compiled already.
     """
     if kind is not ModelKind.FACTORY and inputs:
-        msg = f"{text} is compiled already, and --input says what to trace with; leave it out"
+        msg = f"cannot trace {text}: it is already compiled. Omit --input, which selects tracing inputs."
         raise MisuseError(msg)
     return kind
 
@@ -85,21 +87,21 @@ def load_model(text: str) -> torch.nn.Module:
     """Return the module that ``package.module:factory`` names: an instance, a class or a callable without arguments.
 
     Raises:
-        MisuseError: the object does not exist, fails, or is no module and makes none.
+        MisuseError: the object does not exist, raises an error, or is neither a module nor returns one.
     """
-    place, _, path = text.partition(":")
-    if not path or place.endswith(".py") or "/" in place:
-        hint = f"{Path(place).stem}:{path or 'Net'}" if place.endswith(".py") else EXAMPLE_FACTORY
-        msg = f"{text!r} names no model: write the module and what makes the model in it, for example {hint}"
+    module, _, path = text.partition(":")
+    if not path or module.endswith(".py") or "/" in module:
+        hint = f"{Path(module).stem}:{path or 'Net'}" if module.endswith(".py") else EXAMPLE_FACTORY
+        msg = f"cannot load {text!r}: it is not of the form module:factory. Write for example {hint}."
         raise MisuseError(msg)
-    made = find_object(place, path, MisuseError, remedy="; --debug shows where")
-    if not isinstance(made, torch.nn.Module) and callable(made):
-        made = call_factory(text, made)
-    if not isinstance(made, torch.nn.Module):
-        kind = type(made).__name__
-        msg = f"{text} is of type {kind}; name a torch.nn.Module, its class, or a function that returns one"
+    model = find_object(module, path, MisuseError, remedy=DEBUG_HINT)
+    if not isinstance(model, torch.nn.Module) and callable(model):
+        model = call_factory(text, model)
+    if not isinstance(model, torch.nn.Module):
+        kind = type(model).__name__
+        msg = f"cannot load {text}: it is of type {kind}. Name a torch.nn.Module, its class, or a function for one."
         raise MisuseError(msg)
-    return made
+    return model
 
 
 def call_factory(text: str, factory: Callable[[], Any]) -> Any:
@@ -111,7 +113,8 @@ def call_factory(text: str, factory: Callable[[], Any]) -> Any:
     try:
         return factory()
     except (Exception, SystemExit) as error:  # a script may exit on unexpected arguments
-        msg = f"{text}() raised {type(error).__name__}: {error}; --debug shows where. It is called without arguments."
+        reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
+        msg = f"cannot call {text}() without arguments: {reason}. {DEBUG_HINT}"
         raise MisuseError(msg) from error
 
 
@@ -122,14 +125,11 @@ def load_compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
         MisuseError: the model must be compiled, and no inputs are given.
         ModelError: the model cannot be compiled or loaded.
     """
-    if (
-        require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], "`clika-ref explain` and `compare` read it")
-        is ModelKind.SAVED
-    ):
+    if require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], EXPLAIN_OR_COMPARE_HINT) is ModelKind.SAVED:
         return clika_ref.ClikaModule.clika_load(text)
     model = load_model(text)
     if not inputs:
-        msg = f"{text} is to be compiled, which takes --input: a shape such as 1x3x224x224, or a file of inputs"
+        msg = f"cannot compile {text}: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs."
         raise MisuseError(msg)
     module: Any = clika_ref.clika_compile(model, tracing_inputs=inputs)
     return module

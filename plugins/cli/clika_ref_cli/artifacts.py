@@ -18,7 +18,7 @@ from clika_ref.onnx_export.emission import PRODUCER_NAME, SCOPE_KEY
 
 @dataclass(frozen=True)
 class NodeOwner:
-    """The owner of nodes in a file: a node of the exported graph, or in a foreign file the node itself."""
+    """The owner of nodes in a file: a node of the exported graph, or the node itself in a file of another tool."""
 
     name: str
     scope: str
@@ -34,10 +34,10 @@ def read_onnx(path: Path) -> Any:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:
-        msg = f"{path} cannot be read as an ONNX file: {str(error).rstrip('.')}; is it one, and whole?"
+        msg = f"cannot read {path} as ONNX: {str(error).rstrip('.')}. Give a complete ONNX file."
         raise ModelError(msg) from error
     if not model.HasField("graph"):
-        msg = f"{path} holds no graph; is it an ONNX file, and whole?"
+        msg = f"cannot read {path} as ONNX: it contains no graph. Give a complete ONNX file."
         raise ModelError(msg)
     return model
 
@@ -60,22 +60,23 @@ def open_target_file(path: Path, target: Target, folder: Path) -> OpenedFile:
         ModelError: the file has the format of another target.
         TargetError: the runtime is missing, or cannot read the file.
     """
-    those = find_file_targets(path)
-    if target.name not in those:
-        msg = f"{path} is a file for {' and '.join(those)}, and none that {target.name} reads"
+    supported = find_file_targets(path)
+    if target.name not in supported:
+        names = " or ".join(supported)
+        msg = f"cannot open {path} with {target.name}: its format is that of {names}. Give --target {supported[0]}."
         raise ModelError(msg)
     return target.open_file(path, folder)
 
 
-def artifact_of(path: Path, target: str) -> Artifact:
+def make_artifact(path: Path, target: str) -> Artifact:
     """Return an ONNX file as the artifact of a target.
 
     Raises:
         ModelError: the file cannot be read as ONNX.
     """
     graph = read_onnx(path).graph
-    held = {tensor.name for tensor in graph.initializer}
-    inputs = tuple(value.name for value in graph.input if value.name not in held)
+    initializers = {tensor.name for tensor in graph.initializer}
+    inputs = tuple(value.name for value in graph.input if value.name not in initializers)
     return Artifact(path, target, inputs, tuple(value.name for value in graph.output))
 
 

@@ -17,13 +17,18 @@ from clika_ref_cli.output import (
     show_spinner,
 )
 
+NO_OTHER_MESSAGE = (
+    "cannot compare: there is no second model. Give one, or give a saved module and --target once for each target."
+)
+
 OtherModel = Annotated[
     str | None,
-    typer.Argument(metavar="OTHER", help="What is held against it, of the same kinds.", show_default=False),
+    typer.Argument(metavar="OTHER", help="The model to compare with, in the same forms.", show_default=False),
 ]
 
 MinSqnr = Annotated[
-    float | None, typer.Option(metavar="DB", help="Agree from this SQNR on; without, only within float rounding.")
+    float | None,
+    typer.Option(metavar="DB", help="Minimum SQNR for agreement. By default, only rounding may differ."),
 ]
 
 
@@ -36,19 +41,19 @@ def check(
     as_json: options.AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Say which rules of a target a file breaks, and where; of another model, the file that would be exported."""
+    """List violations of a target's rules in a file. For other models, check the file that an export would write."""
     with report_errors(debug=debug), divert_stdout():
         if target is None:
-            raise MisuseError("give --target: whose rules are to be kept")
+            raise MisuseError("cannot check: --target is missing. Give the target whose rules apply.")
         with show_spinner("Loading"):
             seed_all(seed)
             checking = import_lazily("checking")
-        found = checking.find_violations(model, target, inputs or ())
-    places = "one place" if len(found) == 1 else f"{len(found)} places"
-    verdict = f"breaks rules of {target} in {places}" if found else f"keeps all rules of {target}"
-    told = [{"rule": v.rule, "node": v.node, "message": v.message} for v in found]
-    print_result("\n".join([*map(str, found), f"{model} {verdict}"]), told, as_json=as_json)
-    if found:
+        violations = checking.find_violations(model, target, inputs or ())
+    count = "1 violation" if len(violations) == 1 else f"{len(violations)} violations"
+    summary = f"{model}: {count if violations else 'no violations'} of rules of {target}"
+    data = [{"rule": v.rule, "node": v.node, "message": v.message} for v in violations]
+    print_result("\n".join([*map(str, violations), summary]), data, as_json=as_json)
+    if violations:
         raise typer.Exit(Status.NEGATIVE)
 
 
@@ -64,33 +69,34 @@ def compare(
     as_json: options.AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Run two models on the same inputs and say how far apart they are; or set targets side by side for a saved one."""
+    """Compare the outputs of two models on the same inputs, or compare targets for a saved module."""
     with report_errors(debug=debug), divert_stdout():
         with show_spinner("Loading"):
             seed_all(seed)
             comparing = import_lazily("comparing")
         if other is None:
             if not target or inputs or at_least is not None:
-                raise MisuseError("give a second model, or --target once for each target that a saved module is for")
+                raise MisuseError(NO_OTHER_MESSAGE)
             with show_spinner("Comparing targets"):
-                found = comparing.compare_targets(model, target)
-            told, is_good = comparing.targets_as_json(found), not any(row.refusal for row in found.rows)
+                result = comparing.compare_targets(model, target)
+            data = comparing.targets_as_json(result)
+            is_positive = not any(row.unsupported_reason for row in result.rows)
         else:
-            found = _compare_two(comparing, (model, other), target or [], (inputs or [], batch_size))
-            told, is_good = comparing.agreement_as_json(found, at_least), comparing.agrees(found, at_least)
-    print_result(found, told, as_json=as_json)
-    if not is_good:
+            result = _compare_two(comparing, (model, other), target or [], (inputs or [], batch_size))
+            data = comparing.agreement_as_json(result, at_least)
+            is_positive = comparing.is_in_agreement(result, at_least)
+    print_result(result, data, as_json=as_json)
+    if not is_positive:
         raise typer.Exit(Status.NEGATIVE)
 
 
-def _compare_two(
-    comparing: Any, names: tuple[str, str], targets: list[str], given: tuple[list[str], int | None]
-) -> Any:
+def _compare_two(comparing: Any, names: tuple[str, str], targets: list[str], data: tuple[list[str], int | None]) -> Any:
     """Compare two models. ONNX files run in the target at their own index, or in the only one given."""
     if len(targets) > len(names):
-        raise MisuseError(f"--target is given {len(targets)} times for two models; give it once, or once for each")
+        msg = f"cannot compare two models on {len(targets)} targets. Give --target once, or once for each model."
+        raise MisuseError(msg)
     with show_spinner("Loading models"):
-        places = [targets[min(i, len(targets) - 1)] if targets else None for i in range(len(names))]
-        first, second = (comparing.load_compared_model(*pair) for pair in zip(names, places, strict=True))
-        calls = comparing.select_calls((first, second), *given)
+        names_of_targets = [targets[min(i, len(targets) - 1)] if targets else None for i in range(len(names))]
+        first, second = (comparing.load_compared_model(*pair) for pair in zip(names, names_of_targets, strict=True))
+        calls = comparing.select_calls((first, second), *data)
     return comparing.compare_models(first, second, show_progress("Comparing", calls))

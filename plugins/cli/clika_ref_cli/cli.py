@@ -19,7 +19,7 @@ from clika_ref_cli.exit_status import STATUS_HELP, report_errors
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # an escaping exception is a bug of ours: show a plain, full traceback
-    help="Compress a PyTorch model and deploy it; operators, passes and targets are plugins.",
+    help="Compress and deploy PyTorch models. Operators, passes and targets are plugins.",
     epilog=STATUS_HELP,
 )
 
@@ -48,11 +48,11 @@ SUITE_COMMAND = "conformance"
 """The command that the distribution clika-ref-conformance adds."""
 
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Context settings of a command that takes any words."""
+"""Context settings of a command that accepts any arguments."""
 
 
-def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
-    if asked:
+def _show_version(is_requested: bool) -> None:  # noqa: FBT001 - typer passes it by position
+    if is_requested:
         typer.echo(f"clika-ref {importlib.metadata.version('clika-ref')}")
         raise typer.Exit
 
@@ -62,10 +62,10 @@ def options(
     context: typer.Context,
     *,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Parse the options before a command."""
     context.with_resource(command_context())
 
 
@@ -85,16 +85,16 @@ def add_plugin_commands(into: typer.Typer) -> None:
     An entry point that fails to load is reported on stderr. The others are still added. Without the conformance suite,
     its command reports how to install it.
     """
-    found = sorted(importlib.metadata.entry_points(group=COMMAND_ENTRY_POINT_GROUP), key=lambda e: e.name)
-    if SUITE_COMMAND not in {entry.name for entry in found}:
+    entries = sorted(importlib.metadata.entry_points(group=COMMAND_ENTRY_POINT_GROUP), key=lambda e: e.name)
+    if SUITE_COMMAND not in {entry.name for entry in entries}:
         into.command(SUITE_COMMAND, hidden=True, context_settings=ANY_ARGUMENTS)(_report_missing_suite)
-    for entry in found:
+    for entry in entries:
         try:
             into.add_typer(entry.load(), name=entry.name)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             owner = entry.dist.name if entry.dist else "unknown distribution"
             reason = f"{type(error).__name__}: {error}"
-            print(f"clika-ref {entry.name} ({owner}) cannot be used: {reason}", file=sys.stderr)  # noqa: T201
+            print(f"clika-ref {entry.name}: cannot load {owner}: {reason}. Update or uninstall it.", file=sys.stderr)  # noqa: T201
 
 
 def _report_missing_suite() -> None:

@@ -53,7 +53,8 @@ class CommandSettings:
         """Print a note if a flag overrides a different value of the file."""
         entry = self.file_entries.get(name)
         if entry is not None and before != value:
-            print_note(f"{flag} wins over {name.partition('.')[2] or name} in line {entry.line} of {self.file}")
+            field = name.partition(".")[2] or name
+            print_note(f"{flag} overrides {field} in line {entry.line} of {self.file}.")
 
 
 def resolve_settings(file: Path | None, flags: Flags) -> CommandSettings:
@@ -64,11 +65,11 @@ def resolve_settings(file: Path | None, flags: Flags) -> CommandSettings:
     """
     with raise_as_misuse():
         settings = Settings.load_from_path(file) if file is not None else Settings()
-        found = CommandSettings(settings, flags, _read_file_entries(file) if file is not None else {}, file)
-        _choose_target(found, flags.target)
-        _choose_options(found, flags.options)
-        _choose_quantization(found, flags)
-    return found
+        resolved = CommandSettings(settings, flags, _read_file_entries(file) if file is not None else {}, file)
+        _choose_target(resolved, flags.target)
+        _choose_options(resolved, flags.options)
+        _choose_quantization(resolved, flags)
+    return resolved
 
 
 def deployment_settings_for(target: str | None) -> BaseDeploymentSettings:
@@ -87,49 +88,48 @@ def deployment_settings_of_saved(module: Any) -> BaseDeploymentSettings:
     return module.clika_state.deployment_settings or deployment_settings_named(DEFAULT_TARGET)
 
 
-def check_artifact_suffix(place: Path | None, where: BaseDeploymentSettings | None) -> None:
+def check_artifact_suffix(path: Path | None, deployment: BaseDeploymentSettings | None) -> None:
     """Reject an artifact path with a suffix that the target does not write, such as that of a Python file.
 
     Args:
-        place: path of the artifact, if one is to be written.
-        where: the settings of the target.
+        path: path of the artifact; None if none is written.
+        deployment: the settings of the target.
 
     Raises:
         MisuseError: the target declares the suffixes of its files, and the path has another one.
     """
-    if where is None or place is None:
+    if deployment is None or path is None:
         return
-    fault = suffix_error(place, where.target, load_registry().targets, "--target")
-    if fault is not None:
-        msg = f"-o {place}: {fault}"
+    reason = suffix_error(path, deployment.target, load_registry().targets, "--target")
+    if reason is not None:
+        msg = f"-o {path}: {reason}"
         raise MisuseError(msg)
 
 
-def float_compile_arguments(found: CommandSettings) -> dict[str, Any]:
+def float_compile_arguments(resolved: CommandSettings) -> dict[str, Any]:
     """Return arguments of `clika_compile` for a float model. Print a note if the file asks for quantization."""
-    if QUANTIZATION_SECTION in found.file_entries and found.settings.global_quantization_settings is not None:
+    if QUANTIZATION_SECTION in resolved.file_entries and resolved.settings.global_quantization_settings is not None:
         print_note(
-            f"compile leaves the model float, and {QUANTIZATION_SECTION} of {found.file} aside; `clika-ref "
-            "quantize` heeds them"
+            f"`compile` ignores {QUANTIZATION_SECTION} of {resolved.file}. Use `clika-ref quantize` for a quantized "
+            "model."
         )
-    arguments = found.settings.compile_arguments()
+    arguments = resolved.settings.compile_arguments()
     return arguments | {"quantization_settings": None, "layer_quantization_settings": None}
 
 
-def quantize_arguments(found: CommandSettings) -> dict[str, Any]:
+def quantize_arguments(resolved: CommandSettings) -> dict[str, Any]:
     """Return arguments of `clika_compile` that quantize a model.
 
     Raises:
         MisuseError: the file disables quantization.
     """
-    if found.settings.global_quantization_settings is None:
+    if resolved.settings.global_quantization_settings is None:
         msg = (
-            f"{found.file} leaves the model float ({QUANTIZATION_SECTION}: null); take that out, give "
-            "--threshold, or use "
-            "`clika-ref compile`"
+            f"cannot quantize: {resolved.file} sets {QUANTIZATION_SECTION} to null. Remove this line, give "
+            "--threshold, or use `clika-ref compile`."
         )
         raise MisuseError(msg)
-    return {**found.settings.compile_arguments()}
+    return {**resolved.settings.compile_arguments()}
 
 
 def export_deployment_settings(file: Path | None, target: str | None) -> BaseDeploymentSettings | None:
@@ -138,65 +138,67 @@ def export_deployment_settings(file: Path | None, target: str | None) -> BaseDep
     Raises:
         MisuseError: the file or the flag is invalid, or no plugin provides the target.
     """
-    found = resolve_settings(file, Flags(target))
-    others = [name for name in found.file_entries if "." not in name and name != DEPLOYMENT_SECTION]
+    resolved = resolve_settings(file, Flags(target))
+    others = [name for name in resolved.file_entries if "." not in name and name != DEPLOYMENT_SECTION]
     if others:
-        print_note(f"export heeds {DEPLOYMENT_SECTION} of {file} alone; {', '.join(others)} change nothing")
-    return found.settings.deployment_settings if found.has_target else None
+        print_note(f"`export` only uses {DEPLOYMENT_SECTION} of {file}, and ignores {', '.join(others)}.")
+    return resolved.settings.deployment_settings if resolved.has_target else None
 
 
 def _read_file_entries(file: Path) -> dict[str, Entry]:
     """Return the sections of a file and their entries."""
     root = read_tree(file, Problems(file))
     sections: dict[str, Entry] = root.value if isinstance(root.value, dict) else {}
-    found = dict(sections)
+    entries = dict(sections)
     for name, section in sections.items():
         if isinstance(section.value, dict):
-            found |= {f"{name}.{key}": entry for key, entry in section.value.items()}
-    return found
+            entries |= {f"{name}.{key}": entry for key, entry in section.value.items()}
+    return entries
 
 
-def _choose_target(found: CommandSettings, target: str | None) -> None:
-    before = found.settings.deployment_settings
+def _choose_target(resolved: CommandSettings, target: str | None) -> None:
+    before = resolved.settings.deployment_settings
     if target is None:
-        found.settings.deployment_settings = before or deployment_settings_for(None)
+        resolved.settings.deployment_settings = before or deployment_settings_for(None)
         return
     given = deployment_settings_for(target)
     if before is not None and before.target == given.target:
         return  # keep the settings of the file for this target
     if before is not None:
-        found.note_override(f"{DEPLOYMENT_SECTION}.target_framework", f"--target {target}", given.target, before.target)
-    found.settings.deployment_settings = given
+        resolved.note_override(
+            f"{DEPLOYMENT_SECTION}.target_framework", f"--target {target}", given.target, before.target
+        )
+    resolved.settings.deployment_settings = given
 
 
-def _choose_options(found: CommandSettings, texts: Sequence[str]) -> None:
-    options = found.settings.clika_compile_options
+def _choose_options(resolved: CommandSettings, texts: Sequence[str]) -> None:
+    options = resolved.settings.clika_compile_options
     for text in texts:
-        name, is_named, value = text.partition("=")
-        if not is_named:
-            msg = f"--option {text!r} says no value; write NAME=VALUE, such as smoothing=off"
+        name, separator, value = text.partition("=")
+        if not separator:
+            msg = f"cannot parse --option {text!r}: it has no value. Write NAME=VALUE, such as smoothing=off."
             raise MisuseError(msg)
-        given = parse_scalar(value)
+        parsed = parse_scalar(value)
         if hasattr(options, name):
-            found.note_override(f"{OPTIONS_SECTION}.{name}", f"--option {text}", given, getattr(options, name))
-        options = options.with_extra({name: given})
-    found.settings.clika_compile_options = options
+            resolved.note_override(f"{OPTIONS_SECTION}.{name}", f"--option {text}", parsed, getattr(options, name))
+        options = options.with_extra({name: parsed})
+    resolved.settings.clika_compile_options = options
 
 
-def _choose_quantization(found: CommandSettings, flags: Flags) -> None:
-    settings = found.settings
+def _choose_quantization(resolved: CommandSettings, flags: Flags) -> None:
+    settings = resolved.settings
     if flags.quantization and settings.global_quantization_settings is None:
         first = next(iter(flags.quantization.values()))[0]
-        found.note_override(QUANTIZATION_SECTION, first, QuantizationSettings(), None)
+        resolved.note_override(QUANTIZATION_SECTION, first, QuantizationSettings(), None)
         settings.global_quantization_settings = QuantizationSettings()
     before = settings.global_quantization_settings
     if before is not None and flags.quantization:
         for name, (flag, value) in flags.quantization.items():
-            found.note_override(f"{QUANTIZATION_SECTION}.{name}", flag, value, getattr(before, name))
+            resolved.note_override(f"{QUANTIZATION_SECTION}.{name}", flag, value, getattr(before, name))
         values = {name: value for name, (_, value) in flags.quantization.items()}
         settings.global_quantization_settings = replace(before, **values)
     for layer in flags.keep_float:
         before_of_layer = settings.layer_settings.get(layer, LayerSettings())
         of_layer = replace(before_of_layer, quantization_settings=LayerQuantizationSettings(skip_quantization=True))
-        found.note_override(f"{LAYERS_SECTION}.{layer}", f"--keep-float {layer}", of_layer, before_of_layer)
+        resolved.note_override(f"{LAYERS_SECTION}.{layer}", f"--keep-float {layer}", of_layer, before_of_layer)
         settings.layer_settings = {**settings.layer_settings, layer: of_layer}

@@ -24,11 +24,11 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.export.model_comparison import Agreement, measure_agreement
 from clika_ref.export.target_comparison import TargetComparison
-from clika_ref_cli.arguments import ModelKind, kind_of, load_model, require_kind
-from clika_ref_cli.artifacts import artifact_of, find_file_targets, open_target_file, read_onnx
+from clika_ref_cli.arguments import ModelKind, find_model_kind, load_model, require_kind
+from clika_ref_cli.artifacts import find_file_targets, make_artifact, open_target_file, read_onnx
 from clika_ref_cli.command_settings import deployment_settings_for
 from clika_ref_cli.data import DTYPES_BY_NAME, draw_tensor, randomize_floats, read_calls
-from clika_ref_cli.exit_status import MisuseError, print_note
+from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
 from clika_ref_cli.graphs import onnx_values_as_json
 
 UNKNOWN_DIM_SIZE = 2
@@ -64,7 +64,7 @@ def load_compared_model(text: str, target: str | None) -> ComparedModel:
         ModelError: the model cannot be loaded.
         TargetError: the runtime is missing, or rejects the file.
     """
-    kind = kind_of(text)
+    kind = find_model_kind(text)
     if kind is ModelKind.ONNX:
         return _load_onnx_file(Path(text), target)
     if kind is ModelKind.TARGET_FILE:
@@ -88,7 +88,8 @@ def _make_runner(name: str, module: torch.nn.Module) -> Callable[[Any], list[tor
         except ClikaError:
             raise
         except Exception as error:
-            msg = f"{name} raised {type(error).__name__} on {_describe_call(element)}: {error}; --debug shows where"
+            reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
+            msg = f"cannot run {name} on {_describe_call(element)}: {reason}. {DEBUG_HINT}"
             raise ModelError(msg) from error
         return [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
 
@@ -97,20 +98,20 @@ def _make_runner(name: str, module: torch.nn.Module) -> Callable[[Any], list[tor
 
 def _load_onnx_file(path: Path, name: str | None) -> ComparedModel:
     target = target_for(deployment_settings_for(name), load_registry())
-    inputs = {told["name"]: (DTYPES_BY_NAME.get(told["dtype"]), told["shape"]) for told in _read_onnx_inputs(path)}
-    return _load_in_runtime(path, target, artifact_of(path, target.name), inputs)
+    inputs = {x["name"]: (DTYPES_BY_NAME.get(x["dtype"]), x["shape"]) for x in _read_onnx_inputs(path)}
+    return _load_in_runtime(path, target, make_artifact(path, target.name), inputs)
 
 
 def _load_target_file(path: Path, name: str | None) -> ComparedModel:
     target = target_for(deployment_settings_for(name or find_file_targets(path)[0]), load_registry())
     with tempfile.TemporaryDirectory() as folder:
-        found = open_target_file(path, target, Path(folder))
-        return _load_in_runtime(path, target, found.artifact, found.inputs)
+        opened = open_target_file(path, target, Path(folder))
+        return _load_in_runtime(path, target, opened.artifact, opened.inputs)
 
 
 def _load_in_runtime(path: Path, target: Target, artifact: Artifact, inputs: FileInputs) -> ComparedModel:
     """Load a file in the runtime of a target."""
-    unknown = sum(not isinstance(side, int) for _, shape in inputs.values() for side in shape)
+    unknown = sum(not isinstance(dim, int) for _, shape in inputs.values() for dim in shape)
     run = partial(_run_artifact, target.load(artifact), replace(artifact, path=path))
     return ComparedModel(run, artifact.output_names, partial(_draw_inputs, path, inputs), unknown)
 
@@ -127,21 +128,22 @@ def _order_inputs(artifact: Artifact, element: Any) -> list[torch.Tensor]:
     """
     parts = element if isinstance(element, tuple) else (element,)
     keywords: dict[str, Any] = parts[-1] if parts and isinstance(parts[-1], dict) else {}
-    given = pytree.tree_leaves(parts[:-1] if keywords else parts)
+    positional = pytree.tree_leaves(parts[:-1] if keywords else parts)
     _, _, names, leaves = flatten_call(ANY_KEYWORDS_SIGNATURE, (), keywords)
-    rest = artifact.input_names[len(given) :]
-    told = zip(names, leaves, strict=True)
-    named = {_match_input_name(name, rest): leaf for name, leaf in told if isinstance(leaf, torch.Tensor | int)}
-    if set(named) != set(rest) or len(given) > len(artifact.input_names):
-        msg = f"{artifact.path} takes {', '.join(artifact.input_names)}, and the call is {_describe_call(element)}"
+    rest = artifact.input_names[len(positional) :]
+    pairs = zip(names, leaves, strict=True)
+    named = {_match_input_name(name, rest): leaf for name, leaf in pairs if isinstance(leaf, torch.Tensor | int)}
+    if set(named) != set(rest) or len(positional) > len(artifact.input_names):
+        names = ", ".join(artifact.input_names)
+        msg = f"cannot run {artifact.path} on {_describe_call(element)}: its inputs are {names}. Give matching inputs."
         raise ModelError(msg)
-    return [torch.as_tensor(leaf) for leaf in (*given, *(named[name] for name in rest))]
+    return [torch.as_tensor(leaf) for leaf in (*positional, *(named[name] for name in rest))]
 
 
 def _match_input_name(name: str, inputs: Sequence[str]) -> str:
     """Return the file's input name for a dictionary entry: the key, or ``<argument>.<key>`` for a nested one."""
-    within = [own for own in inputs if own.endswith(f".{name}")]
-    return within[0] if name not in inputs and len(within) == 1 else name
+    nested = [known for known in inputs if known.endswith(f".{name}")]
+    return nested[0] if name not in inputs and len(nested) == 1 else name
 
 
 def _describe_call(element: Any) -> str:
@@ -158,19 +160,19 @@ def _draw_inputs(path: Path, inputs: FileInputs) -> dict[str, torch.Tensor]:
     Raises:
         MisuseError: an input has an unknown dtype, or one that PyTorch lacks.
     """
-    found: dict[str, torch.Tensor] = {}
+    drawn: dict[str, torch.Tensor] = {}
     for name, (dtype, shape) in inputs.items():
         if dtype is None:
-            msg = f"{path} takes {name}, whose type is unknown or none of torch's, and cannot be drawn; give --input"
+            msg = f"cannot draw inputs for {path}: the dtype of {name} is unknown or missing in PyTorch. Give --input."
             raise MisuseError(msg)
-        found[name] = draw_tensor(dtype, [side if isinstance(side, int) else UNKNOWN_DIM_SIZE for side in shape])
-    return found
+        drawn[name] = draw_tensor(dtype, [dim if isinstance(dim, int) else UNKNOWN_DIM_SIZE for dim in shape])
+    return drawn
 
 
 def _read_onnx_inputs(path: Path) -> list[dict[str, Any]]:
     graph = read_onnx(path).graph
-    held = {tensor.name for tensor in graph.initializer}
-    return onnx_values_as_json(value for value in graph.input if value.name not in held)
+    initializers = {tensor.name for tensor in graph.initializer}
+    return onnx_values_as_json(value for value in graph.input if value.name not in initializers)
 
 
 def select_calls(subjects: Sequence[ComparedModel], inputs: Sequence[str], batch_size: int | None) -> Any:
@@ -183,9 +185,9 @@ def select_calls(subjects: Sequence[ComparedModel], inputs: Sequence[str], batch
         return read_calls(inputs, batch_size=batch_size)
     for subject in sorted(subjects, key=lambda subject: subject.unknown_dims):
         if subject.draw_inputs is not None:
-            print_note("compared on random numbers; --input says on what else")
+            print_note("inputs are random numbers. Give --input to compare on your data.")
             return [subject.draw_inputs()]
-    msg = "give --input: nothing says what these models take; a shape such as 1x3x224x224, or a file of inputs"
+    msg = "cannot compare: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs."
     raise MisuseError(msg)
 
 
@@ -206,12 +208,12 @@ def compare_targets(text: str, targets: Sequence[str]) -> TargetComparison:
         MisuseError: the argument is no saved module, or no plugin provides a target.
         ModelError: the module was saved without the inputs needed for the comparison.
     """
-    require_kind(text, [ModelKind.SAVED], "give two models to compare, or a saved module and targets")
+    require_kind(text, [ModelKind.SAVED], "Give two models, or a saved module and targets.")
     module = clika_ref.ClikaModule.clika_load(text)
     return module.clika_compare_targets(*map(deployment_settings_for, targets))
 
 
-def agreement_as_json(found: Agreement, least: float | None) -> dict[str, Any]:
+def agreement_as_json(agreement: Agreement, min_sqnr: float | None) -> dict[str, Any]:
     """Return the agreement of two models as plain data."""
     outputs = [
         {
@@ -223,16 +225,17 @@ def agreement_as_json(found: Agreement, least: float | None) -> dict[str, Any]:
             "same_decisions": output.decisions,
             "beyond_rounding": output.beyond_rounding,
         }
-        for output in found.outputs
+        for output in agreement.outputs
     ]
-    return {"inputs": found.inputs, "at_least_db": least, "agrees": agrees(found, least), "outputs": outputs}
+    agrees = is_in_agreement(agreement, min_sqnr)
+    return {"inputs": agreement.inputs, "at_least_db": min_sqnr, "agrees": agrees, "outputs": outputs}
 
 
-def agrees(found: Agreement, least: float | None) -> bool:
+def is_in_agreement(agreement: Agreement, min_sqnr: float | None) -> bool:
     """Whether two models agree: within float rounding, or with at least the given SQNR in dB."""
-    return found.is_within_rounding if least is None else found.sqnr >= least
+    return agreement.is_within_rounding if min_sqnr is None else agreement.sqnr >= min_sqnr
 
 
-def targets_as_json(found: TargetComparison) -> list[dict[str, Any]]:
+def targets_as_json(comparison: TargetComparison) -> list[dict[str, Any]]:
     """Return a comparison of targets as plain data."""
-    return [asdict(row) for row in found.rows]
+    return [asdict(row) for row in comparison.rows]

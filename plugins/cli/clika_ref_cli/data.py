@@ -18,14 +18,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref_cli.arguments import call_factory
-from clika_ref_cli.exit_status import MisuseError, print_note
+from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
 from clika_ref_cli.import_path import find_object
 from clika_ref_cli.output_paths import is_existing_path
 
 INPUT_SYNTAX = (
-    "write sides joined by x (1x3x224x224) or a file x.npy, a dtype before a colon (int64:1x128), a keyword before an "
-    "equals sign (input_ids=int64:1x128), `scalar` for no sides, and commas between the inputs of one call; or "
-    "calls.npz, calls.safetensors, or package.module:function, which yields batches"
+    "Write dims joined by x (1x3x224x224), `scalar` for a 0-d tensor, or a file x.npy; a dtype before a colon "
+    "(int64:1x128); a keyword before an equals sign (input_ids=int64:1x128); commas between the inputs of one call. Or "
+    "give calls.npz, calls.safetensors, or package.module:function, which yields batches."
 )
 
 INPUT_PATTERN = re.compile(
@@ -35,9 +35,9 @@ INPUT_PATTERN = re.compile(
 FUNCTION_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 ARCHIVE_SUFFIXES = (".npz", ".safetensors")
-"""Suffixes of files that hold all tensors of a call."""
+"""Suffixes of files with all tensors of a call."""
 
-PICKLE_MESSAGE = "what it holds is a pickle, which may run code and is not read, or nothing of NumPy's"
+PICKLE_MESSAGE = "it is no NumPy array, or contains a pickle, which could run code"
 
 POSITION_PATTERN = re.compile(r"arr_(\d+)")
 """Name that ``numpy.savez(file, x, y)`` gives to positional tensors."""
@@ -60,19 +60,19 @@ def read_calls(texts: Sequence[str], option: str = "--input", *, batch_size: int
     Raises:
         MisuseError: an argument is malformed, a file cannot be read, or there is no such function.
     """
-    found = [_read_argument(text, option, batch_size) for text in texts]
-    if len(found) == 1:
-        return found[0]
-    if all(isinstance(calls, list) for calls in found):
-        return [call for calls in found for call in calls]
-    return chain.from_iterable(found)
+    sources = [_read_argument(text, option, batch_size) for text in texts]
+    if len(sources) == 1:
+        return sources[0]
+    if all(isinstance(calls, list) for calls in sources):
+        return [call for calls in sources for call in calls]
+    return chain.from_iterable(sources)
 
 
 def note_random_calibration(texts: Sequence[str], option: str) -> None:
-    """Print a note that observed ranges of random numbers are not those of the data, if an argument is only a shape."""
+    """Print a note that random numbers have other ranges than the data, if an argument is only a shape."""
     drawn = [text for text in texts if _is_random_draw(text)]
     if drawn:
-        print_note(f"{option} {drawn[0]} draws random numbers, whose ranges are not those of your data")
+        print_note(f"{option} {drawn[0]} draws random numbers. Their ranges differ from those of your data.")
 
 
 def _is_random_draw(text: str) -> bool:
@@ -84,9 +84,7 @@ def _read_argument(text: str, option: str, batch_size: int | None) -> Iterable[A
     if Path(text).suffix in ARCHIVE_SUFFIXES:
         tensors = _read_file(Path(text), option)
         if any(tensor.dtype is torch.float64 for tensor in tensors.values()):
-            print_note(
-                f"{option} {text}: it holds floats of 64 bits, as NumPy's own are; most models take those of 32 bits"
-            )
+            print_note(f"{option} {text}: it contains float64, NumPy's default. Most models expect float32.")
         call = tensors_to_call(tensors)
     elif FUNCTION_PATTERN.fullmatch(text) and INPUT_PATTERN.fullmatch(text) is None:
         source = _load_batches(text, option)
@@ -108,14 +106,14 @@ def parse_example_input(text: str, option: str = "--input") -> Any:
     args: list[torch.Tensor] = []
     kwargs: dict[str, torch.Tensor] = {}
     for part in text.split(","):
-        found = INPUT_PATTERN.fullmatch(part.strip())
-        if found is None:
-            msg = f"{option} {text!r}: cannot read {part!r}{_unreadable_reason(part.strip())}; {INPUT_SYNTAX}"
+        match = INPUT_PATTERN.fullmatch(part.strip())
+        if match is None:
+            msg = f"{option} {text!r}: cannot parse {part!r}{_explain_unreadable(part.strip())}. {INPUT_SYNTAX}"
             raise MisuseError(msg)
-        name, tensor = found["name"], _make_tensor(found, f"{option} {text!r}")
+        name, tensor = match["name"], _make_tensor(match, f"{option} {text!r}")
         if name in kwargs or (name is None and kwargs):
-            problem = f"{name!r} is given twice" if name else f"{part!r} has no keyword but follows one that has"
-            msg = f"{option} {text!r}: {problem}; keywords come last, each once"
+            problem = f"{name!r} is given twice" if name else f"{part!r} has no keyword, but follows one"
+            msg = f"{option} {text!r}: {problem}. Give keywords last, each once."
             raise MisuseError(msg)
         if name is None:
             args.append(tensor)
@@ -124,11 +122,15 @@ def parse_example_input(text: str, option: str = "--input") -> Any:
     return _pack_call(args, kwargs)
 
 
-def _unreadable_reason(word: str) -> str:
+def _explain_unreadable(word: str) -> str:
     """Return the reason, after a colon, why an existing path cannot be read as data."""
     if not is_existing_path(word):
         return ""
-    return ": it is a folder" if Path(word).is_dir() else f": files that end in {Path(word).suffix!r} are not read"
+    return (
+        ": it is a folder"
+        if Path(word).is_dir()
+        else f": files with the suffix {Path(word).suffix!r} are not supported"
+    )
 
 
 def _pack_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -142,24 +144,24 @@ def _make_tensor(part: re.Match[str], where: str) -> torch.Tensor:
     dtype, shape, file = part["dtype"], part["shape"], part["file"]
     if dtype is not None and dtype not in DTYPES_BY_NAME:
         near = difflib.get_close_matches(dtype, DTYPES_BY_NAME, n=1) or ["float32"]
-        msg = f"{where}: PyTorch has no dtype {dtype!r}; did you mean {near[0]}?"
+        msg = f"{where}: PyTorch has no dtype {dtype!r}. Did you mean {near[0]}?"
         raise MisuseError(msg)
     if file is not None:
         (tensor,) = _read_file(Path(file), where).values()
         if dtype is None and tensor.dtype is torch.float64:
-            print_note(f"{where}: it holds floats of 64 bits, as NumPy's own are; most models take float32:{file}")
+            print_note(f"{where}: it contains float64, NumPy's default. Most models expect float32:{file}.")
         return tensor if dtype is None else tensor.to(DTYPES_BY_NAME[dtype])
     return draw_tensor(
-        DTYPES_BY_NAME[dtype or "float32"], [] if shape == "scalar" else [int(side) for side in shape.split("x")]
+        DTYPES_BY_NAME[dtype or "float32"], [] if shape == "scalar" else [int(dim) for dim in shape.split("x")]
     )
 
 
-def draw_tensor(dtype: torch.dtype, sides: Sequence[int]) -> torch.Tensor:
+def draw_tensor(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """Return random numbers: normal floats, or integers from {0, 1}."""
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.complex64 if dtype.is_complex else torch.float32  # float8 and others cannot be drawn directly
-        return torch.randn([*sides], dtype=drawn).to(dtype)
-    return torch.randint(2, [*sides]).to(dtype)
+        return torch.randn([*shape], dtype=drawn).to(dtype)
+    return torch.randint(2, [*shape]).to(dtype)
 
 
 def randomize_floats(call: Any) -> Any:
@@ -174,10 +176,10 @@ def _read_file(path: Path, where: str) -> dict[str, torch.Tensor]:
     try:
         return READERS[path.suffix](path)
     except OSError as error:
-        msg = f"{where}: cannot read {path}: {error.strerror or error}"
+        msg = f"{where}: cannot read {path}: {error.strerror or error}. Give an existing file."
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
-        reason = PICKLE_MESSAGE if "pickle" in str(error) else error
-        msg = f"{where}: {path} holds no tensors that can be read: {reason}"
+        reason = PICKLE_MESSAGE if "pickle" in str(error) else str(error).rstrip(".")
+        msg = f"{where}: cannot read tensors from {path}: {reason}. Give a valid .npy, .npz or .safetensors file."
     raise MisuseError(msg)
 
 
@@ -206,7 +208,7 @@ READERS: Mapping[str, Callable[[Path], dict[str, torch.Tensor]]] = {
 
 def tensors_to_call(tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return the tensors of a file as one call: ``arr_0``, ``arr_1``, ... by position, others by keyword."""
-    numbered = {int(found[1]): t for name, t in tensors.items() if (found := POSITION_PATTERN.fullmatch(name))}
+    numbered = {int(match[1]): t for name, t in tensors.items() if (match := POSITION_PATTERN.fullmatch(name))}
     args = [numbered[number] for number in sorted(numbered)]
     if "" in tensors:
         return tensors[""]
@@ -222,7 +224,8 @@ def split_into_batches(call: Any, size: int, where: str) -> list[Any]:
     leaves, spec = pytree.tree_flatten(call)
     counts = sorted({len(leaf) for leaf in leaves if leaf.ndim})
     if len(counts) != 1:
-        msg = f"{where} cannot be cut into batches: its first sides are {', '.join(map(str, counts)) or 'none'}"
+        sizes = ", ".join(map(str, counts)) or "missing"
+        msg = f"{where}: cannot split it into batches: the sizes of dim 0 are {sizes}. Give tensors with equal sizes."
         raise MisuseError(msg)
     return [
         pytree.tree_unflatten([leaf[start : start + size] if leaf.ndim else leaf for leaf in leaves], spec)
@@ -253,18 +256,20 @@ def iterate_named(name: str, source: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from source
     except (Exception, SystemExit) as error:
-        msg = f"{name} raised {type(error).__name__}: {error}; --debug shows where"
+        reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
+        msg = f"cannot read batches of {name}: {reason}. {DEBUG_HINT}"
         raise MisuseError(msg) from error
 
 
 def _load_batches(text: str, option: str) -> Iterable[Any]:
-    place, _, path = text.partition(":")
-    found: Any = find_object(place, path, MisuseError, remedy="; --debug shows where")
-    if callable(found) and (isinstance(found, type) or not hasattr(found, "__iter__")):
-        found = call_factory(text, found)
-    if isinstance(found, Iterable) and not isinstance(found, torch.Tensor | Mapping | str):
-        return found
-    msg = f"{option} {text} is of type {type(found).__name__}; name a list of batches, or a function that yields them"
+    module, _, path = text.partition(":")
+    source: Any = find_object(module, path, MisuseError, remedy=DEBUG_HINT)
+    if callable(source) and (isinstance(source, type) or not hasattr(source, "__iter__")):
+        source = call_factory(text, source)
+    if isinstance(source, Iterable) and not isinstance(source, torch.Tensor | Mapping | str):
+        return source
+    kind = type(source).__name__
+    msg = f"{option} {text}: it is of type {kind}. Name a list of batches, or a function that yields them."
     raise MisuseError(msg)
 
 
@@ -276,6 +281,6 @@ def read_single_call(texts: Sequence[str]) -> Any:
     """
     calls = [*read_calls(texts)] if texts else []
     if len(calls) > 1:
-        msg = f"--input stands for {len(calls)} calls where one is wanted; give one"
+        msg = f"cannot use {len(calls)} calls of --input: the comparison needs one. Give --input for one call."
         raise MisuseError(msg)
     return calls[0] if calls else None

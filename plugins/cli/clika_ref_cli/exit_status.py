@@ -26,11 +26,11 @@ class Status(IntEnum):
 
 
 STATUS_MEANINGS: Mapping[Status, str] = {
-    Status.DONE: "done",
-    Status.NEGATIVE: "the answer is bad: a rule is broken, two things differ, a plugin or a target cannot be used",
-    Status.MISUSE: "wrong use: what was written, or a file of settings or data that it names, does not say what to do",
-    Status.INCOMPATIBLE: "refused: model, data, target and installation do not go together, or a model file is none",
-    Status.BUG: "a bug of clika-ref or of a plugin",
+    Status.DONE: "success",
+    Status.NEGATIVE: "negative result: a rule is violated, models differ, or a plugin or target cannot be used",
+    Status.MISUSE: "invalid usage: an argument, a settings file or a data file is invalid",
+    Status.INCOMPATIBLE: "unsupported: model, data, target and installation do not match, or a model file is invalid",
+    Status.BUG: "a bug in clika-ref or in a plugin",
     Status.INTERRUPTED: "interrupted",
 }
 """Meaning of each status, for the help and the manual."""
@@ -39,9 +39,11 @@ STATUS_HELP = f"Exit status: {'; '.join(f'{status:d} {meaning}' for status, mean
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-INTERRUPTED_MESSAGE = "interrupted: no file was left half written, and what was there before is as it was"
+INTERRUPTED_MESSAGE = "interrupted: existing files are unchanged, and no incomplete file was written"
 
-BUG_MESSAGE = "this is a bug of clika-ref or of a plugin; --debug shows where, which a report of it needs"
+DEBUG_HINT = "--debug shows the traceback."
+
+BUG_MESSAGE = "This is a bug in clika-ref or in a plugin. Run again with --debug, and report the traceback."
 
 
 class MisuseError(ModelError):
@@ -67,12 +69,12 @@ def raise_as_misuse() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def report_errors(*, debug: bool, refused: Status = Status.INCOMPATIBLE) -> Iterator[None]:
+def report_errors(*, debug: bool, default: Status = Status.INCOMPATIBLE) -> Iterator[None]:
     """Convert errors in the block to a message on stderr and an exit status.
 
     Args:
         debug: whether to show tracebacks.
-        refused: exit status for errors without a status of their own.
+        default: exit status for errors without a status of their own.
     """
     try:
         yield
@@ -81,21 +83,22 @@ def report_errors(*, debug: bool, refused: Status = Status.INCOMPATIBLE) -> Iter
         raise typer.Exit(Status.INTERRUPTED) from interrupt
     except ClikaError as error:
         _report_error(error, "\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), debug=debug)
-        raise typer.Exit(_status_of(error, refused)) from error
+        raise typer.Exit(_select_status(error, default)) from error
     except (typer.Exit, typer.Abort, BrokenPipeError):  # typer handles the closed pipe of `| head`
         raise
     except SystemExit as error:  # raised by a library or the model: its own status would mean something else here
-        _report_error(error, f"error: something in the model or the data ended the process: {error!r}", debug=debug)
-        raise typer.Exit(refused) from error
+        text = f"error: the model or the data exited the process: {error!r}. Remove its call of sys.exit()."
+        _report_error(error, text, debug=debug)
+        raise typer.Exit(default) from error
     except Exception as error:
-        _report_error(error, f"error: {type(error).__name__}: {str(error).rstrip('.')}; {BUG_MESSAGE}", debug=debug)
+        _report_error(error, f"error: {type(error).__name__}: {str(error).rstrip('.')}. {BUG_MESSAGE}", debug=debug)
         raise typer.Exit(Status.BUG) from error
 
 
-def _status_of(error: ClikaError, refused: Status) -> Status:
+def _select_status(error: ClikaError, default: Status) -> Status:
     if isinstance(error, MisuseError):
         return Status.MISUSE
-    return Status.NEGATIVE if isinstance(error, DisagreementError) else refused
+    return Status.NEGATIVE if isinstance(error, DisagreementError) else default
 
 
 def _report_error(error: BaseException, text: str, *, debug: bool) -> None:

@@ -1,4 +1,4 @@
-"""The output of ``clika-ref explain``: the nodes that a target's runtime runs in INT8, or the facts of an operator."""
+"""The output of ``clika-ref explain``: the precision of each node in a runtime, or the facts of an operator."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import build_registry, load_registry
 from clika_ref.export.explanation import NOT_REPORTED, Explanation
 from clika_ref.reporting.tables import render_text_table
-from clika_ref_cli.arguments import ModelKind, kind_of, load_compiled, reject_unused_inputs
+from clika_ref_cli.arguments import ModelKind, find_model_kind, load_compiled, reject_unused_inputs
 from clika_ref_cli.artifacts import (
     NodeOwner,
-    artifact_of,
     find_file_targets,
+    make_artifact,
     name_nodes_by_owner,
     open_target_file,
 )
 from clika_ref_cli.command_settings import deployment_settings_for
 from clika_ref_cli.data import read_calls
 from clika_ref_cli.output import show_spinner
-from clika_ref_cli.plugin_facts import find_operator, load_installed_plugins, operator_facts
+from clika_ref_cli.plugin_facts import find_operator, list_operator_facts, load_installed_plugins
 
 FILE_SUFFIXES = (".onnx", ".xml", ".clika", ".safetensors", ".pt", ".pth", ".py")
 """Suffixes that mark an argument as a file, whether it exists or not."""
 
 IGNORED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "Constant")
-"""Operators of a file that compute nothing of the model."""
+"""Operators that do not belong to the model's computation."""
 
 
 @dataclass(frozen=True)
 class FileExplanation:
-    """How a runtime executes a file that carries no quantization plan; prints as a table."""
+    """How a runtime executes a file, which contains no quantization plan; prints as a table."""
 
     target: str
     nodes: Sequence[dict[str, Any]]
 
     def __str__(self) -> str:
         rows = [(n["scope"] or n["name"], n["operator"], n["runs"], n["reason"]) for n in self.nodes]
-        return f"{render_text_table(('node', 'operator', 'runs in', 'why'), rows)}\n{self.target}"
+        return f"{render_text_table(('node', 'operator', 'runs in', 'reason'), rows)}\n{self.target}"
 
 
 def is_model(subject: str) -> bool:
@@ -58,7 +58,7 @@ def explain_operator(text: str) -> list[tuple[str, str]]:
     """
     # Use only plugins that load: a broken plugin must not hide the operators of others.
     registry = build_registry(load_installed_plugins().plugins)
-    return list(operator_facts(registry, find_operator(registry, text)))
+    return list(list_operator_facts(registry, find_operator(registry, text)))
 
 
 def explain_model(text: str, inputs: Sequence[str], target: str | None) -> Explanation | FileExplanation:
@@ -69,7 +69,7 @@ def explain_model(text: str, inputs: Sequence[str], target: str | None) -> Expla
         ModelError: the model cannot be compiled or loaded.
         TargetError: the target does not support a node, or its runtime is missing.
     """
-    if reject_unused_inputs(kind_of(text), text, inputs) in (ModelKind.ONNX, ModelKind.TARGET_FILE):
+    if reject_unused_inputs(find_model_kind(text), text, inputs) in (ModelKind.ONNX, ModelKind.TARGET_FILE):
         return _explain_file(Path(text), target)
     module = load_compiled(text, [*read_calls(inputs)])
     with show_spinner("Explaining"):
@@ -81,14 +81,12 @@ def _explain_file(path: Path, name: str | None) -> FileExplanation:
     target = target_for(deployment_settings_for(name or own), load_registry())
     with show_spinner("Explaining"), tempfile.TemporaryDirectory() as folder:
         if own is None:
-            named, owners = name_nodes_by_owner(path, Path(folder))
-            artifact = artifact_of(named, target.name)
+            copy, owners = name_nodes_by_owner(path, Path(folder))
+            artifact = make_artifact(copy, target.name)
         else:
-            found = open_target_file(path, target, Path(folder))
-            artifact, owners = (
-                found.artifact,
-                {key: NodeOwner(name, "", kind) for key, (name, kind) in found.nodes.items()},
-            )
+            opened = open_target_file(path, target, Path(folder))
+            artifact = opened.artifact
+            owners = {key: NodeOwner(name, "", op_type) for key, (name, op_type) in opened.nodes.items()}
         runs = target.explain(artifact)
     nodes: list[dict[str, Any]] = []
     for key, owner in owners.items():
@@ -98,14 +96,15 @@ def _explain_file(path: Path, name: str | None) -> FileExplanation:
     return FileExplanation(target.describe_runtime(), nodes)
 
 
-def explanation_as_json(found: Explanation | FileExplanation) -> dict[str, Any]:
+def explanation_as_json(explanation: Explanation | FileExplanation) -> dict[str, Any]:
     """Return an explanation as plain data; for a file, the plan and the MACs are unknown."""
-    if isinstance(found, FileExplanation):
-        return {"target": found.target, "nodes": found.nodes, "share": None, "planned_share": None, "missed": None}
+    if isinstance(explanation, FileExplanation):
+        unknown = {"share": None, "planned_share": None, "not_quantized": None}
+        return {"target": explanation.target, "nodes": explanation.nodes, **unknown}
     return {
-        "target": found.target,
-        "nodes": [asdict(node) for node in found.nodes],
-        "share": found.share(),
-        "planned_share": found.share(planned=True),
-        "missed": [node.name for node in found.missed],
+        "target": explanation.target,
+        "nodes": [asdict(node) for node in explanation.nodes],
+        "share": explanation.share(),
+        "planned_share": explanation.share(planned=True),
+        "not_quantized": [node.name for node in explanation.not_quantized],
     }

@@ -32,15 +32,15 @@ class GraphView:
         return self.data
 
 
-def module_graph(module: clika_ref.ClikaModule) -> GraphView:
+def describe_module(module: clika_ref.ClikaModule) -> GraphView:
     """Return the graph of a module."""
     graph = module.graph
-    held = [value.data for value in graph.constants.values()]
-    weights = sum(data.nbytes for data in held if data is not None)
+    constants = [value.data for value in graph.constants.values()]
+    weights = sum(data.nbytes for data in constants if data is not None)
     target = module.clika_state.target
     last = f"{len(graph):,} nodes, {format_size(weights)} of weights"
     if target is not None:
-        last += f", quantized for {target}: `clika-ref explain` shows which"
+        last += f", quantized for {target}: see `clika-ref explain`"
     data = {
         "name": graph.name,
         "inputs": [_value_as_json(value) for value in graph.inputs],
@@ -72,26 +72,26 @@ def _value_as_json(value: Value) -> dict[str, Any]:
 
 def _tensor_as_json(name: str, dtype: str, shape: Sequence[Any]) -> dict[str, Any]:
     """Return a tensor as plain data; symbolic dims are expressions over symbol names."""
-    return {"name": name, "dtype": dtype, "shape": [side if isinstance(side, int) else str(side) for side in shape]}
+    return {"name": name, "dtype": dtype, "shape": [dim if isinstance(dim, int) else str(dim) for dim in shape]}
 
 
-def onnx_graph(path: Path) -> GraphView:
+def describe_onnx(path: Path) -> GraphView:
     """Return the graph of an ONNX file from any exporter.
 
     Raises:
         ModelError: the file cannot be read as ONNX.
     """
     model = read_onnx(path)
-    graph, held = model.graph, {tensor.name for tensor in model.graph.initializer}
-    known = {told["name"]: told for told in onnx_values_as_json((*graph.value_info, *graph.input, *graph.output))}
+    graph, initializers = model.graph, {tensor.name for tensor in model.graph.initializer}
+    tensors = {x["name"]: x for x in onnx_values_as_json((*graph.value_info, *graph.input, *graph.output))}
     data = {
         "name": graph.name,
-        "inputs": [known[value.name] for value in graph.input if value.name not in held],
-        "outputs": [known[value.name] for value in graph.output],
-        "symbols": sorted({side for v in graph.input for side in known[v.name]["shape"] if isinstance(side, str)}),
+        "inputs": [tensors[value.name] for value in graph.input if value.name not in initializers],
+        "outputs": [tensors[value.name] for value in graph.output],
+        "symbols": sorted({dim for v in graph.input for dim in tensors[v.name]["shape"] if isinstance(dim, str)}),
         "guards": [entry.value for entry in model.metadata_props if entry.key == "clika.guards"],
-        "nodes": [_onnx_node_as_json(node, known) for node in graph.node],
-        "weights_bytes": sum(_bytes_of(tensor) for tensor in graph.initializer),
+        "nodes": [_onnx_node_as_json(node, tensors) for node in graph.node],
+        "weights_bytes": sum(_count_bytes(tensor) for tensor in graph.initializer),
         "quantized_for": None,
     }
     return GraphView(_render_text(data, model), data)
@@ -100,37 +100,37 @@ def onnx_graph(path: Path) -> GraphView:
 def _render_text(data: Mapping[str, Any], model: Any) -> str:
     versions = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
     rows = [
-        (n["name"], n["operator"], ", ".join(n["inputs"]), ", ".join(map(_tensor_text, n["outputs"])), n["scope"])
+        (n["name"], n["operator"], ", ".join(n["inputs"]), ", ".join(map(_format_tensor, n["outputs"])), n["scope"])
         for n in data["nodes"]
     ]
     return "\n".join(
         [
-            f"graph {data['name']}({', '.join(map(_tensor_text, data['inputs']))}), operator sets {versions}",
-            render_text_table(("node", "operator", "reads", "returns", "module"), rows),
-            f"return {', '.join(map(_tensor_text, data['outputs']))}",
+            f"graph {data['name']}({', '.join(map(_format_tensor, data['inputs']))}), opsets {versions}",
+            render_text_table(("node", "operator", "inputs", "outputs", "module"), rows),
+            f"return {', '.join(map(_format_tensor, data['outputs']))}",
             f"{len(rows):,} nodes, {format_size(data['weights_bytes'])} of weights",
         ]
     )
 
 
-def _tensor_text(tensor: Mapping[str, Any]) -> str:
+def _format_tensor(tensor: Mapping[str, Any]) -> str:
     if not tensor["dtype"]:
         return tensor["name"]
     return f"{tensor['name']}: {tensor['dtype']}[{', '.join(map(str, tensor['shape']))}]"
 
 
-def _onnx_node_as_json(node: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    told = {entry.key: entry.value for entry in node.metadata_props}
+def _onnx_node_as_json(node: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {entry.key: entry.value for entry in node.metadata_props}
     return {
         "name": node.name,
         "operator": node.op_type,
         "inputs": list(node.input),
-        "outputs": [known.get(name, _tensor_as_json(name, "", ())) for name in node.output],
+        "outputs": [tensors.get(name, _tensor_as_json(name, "", ())) for name in node.output],
         "attributes": {
             a.name: str(onnx.helper.printable_attribute(a)).partition("=")[2].strip() for a in node.attribute
         },
-        "scope": told.get(SCOPE_KEY, ""),
-        "line": told.get(SOURCE_KEY, ""),
+        "scope": metadata.get(SCOPE_KEY, ""),
+        "line": metadata.get(SOURCE_KEY, ""),
     }
 
 
@@ -146,7 +146,7 @@ def _onnx_value_as_json(value: Any) -> dict[str, Any]:
     return _tensor_as_json(value.name, dtype, shape)
 
 
-def _bytes_of(tensor: Any) -> int:
+def _count_bytes(tensor: Any) -> int:
     """Return the size of a tensor in bytes, in the file or in external data."""
     length = next((int(entry.value) for entry in tensor.external_data if entry.key == "length"), None)
     return length if length is not None else len(tensor.raw_data) or tensor.ByteSize()

@@ -13,39 +13,41 @@ from typing import Any
 from clika_ref.core.errors import ClikaError
 
 
-def find_object(place: str, path: str, error: type[ClikaError], remedy: str = "") -> Any:
-    """Return the attribute ``path`` (dotted) of the module ``place``.
+def find_object(module_name: str, path: str, error: type[ClikaError], remedy: str = "") -> Any:
+    """Return the attribute ``path`` (dotted) of a module.
 
     Args:
-        place: the module.
+        module_name: the module.
         path: the attribute, possibly nested.
         error: the class of the error to raise.
-        remedy: advice to append to an error that the module itself raised.
+        remedy: a sentence to append to the message of an error that the module itself raised.
 
     Raises:
         ClikaError: the module cannot be imported, or has no such attribute.
     """
-    module = _import(place, error, remedy)
+    module = _import(module_name, error, remedy)
     try:
         return functools.reduce(getattr, path.split("."), module)
     except AttributeError as missing:
         near = difflib.get_close_matches(path, [name for name in vars(module) if not name.startswith("_")])
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        msg = f"{place} ({getattr(module, '__file__', 'built in')}) has no {path!r}{hint}"
+        hint = f"Did you mean {' or '.join(near)}?" if near else "Check the spelling."
+        msg = f"cannot load {module_name}:{path}: {getattr(module, '__file__', module_name)} has no {path!r}. {hint}"
         raise error(msg) from missing
 
 
-def _import(place: str, error: type[ClikaError], remedy: str) -> ModuleType:
+def _import(module_name: str, error: type[ClikaError], remedy: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as missing:
-        if missing.name is not None and f"{place}.".startswith(f"{missing.name}."):
-            msg = f"no module named {missing.name!r}; run this in the folder that holds it, or install it"
+        if missing.name is not None and f"{module_name}.".startswith(f"{missing.name}."):
+            reason = f"there is no module {missing.name!r}"
+            msg = f"cannot import {module_name}: {reason}. Run this in its folder, or install it."
             raise error(msg) from missing
-        msg = f"{place} imports {missing.name!r}, which is not installed"
+        msg = f"cannot import {module_name}: it imports {missing.name!r}, which is not installed. Install it."
         raise error(msg) from missing
     except (Exception, SystemExit) as raised:
-        msg = f"importing {place} raised {type(raised).__name__}: {raised}{remedy}"
+        reason = f"it raised {type(raised).__name__}: {str(raised).rstrip('.')}"
+        msg = f"cannot import {module_name}: {reason}. {remedy}".rstrip()
         raise error(msg) from raised

@@ -25,7 +25,7 @@ Subject = Annotated[
     str,
     typer.Argument(
         metavar="SUBJECT",
-        help=f"{options.MODEL_SYNTAX}, an ONNX file; or an operator: its name, or an ATen call such as "
+        help=f"{options.MODEL_SYNTAX}, or an ONNX file. Or an operator: its name, or an ATen call such as "
         "aten.conv2d.default.",
         show_default=False,
     ),
@@ -34,10 +34,10 @@ Subject = Annotated[
 
 Picture = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Draw it into this file instead: .svg, .html (folds modules), .png or .dot."),
+    typer.Option(metavar="FILE", help="Write a picture to this file instead: .svg, .html (foldable), .png or .dot."),
 ]
 
-NO_PICTURE_MESSAGE = "pictures are of models that Python makes, and of saved modules"
+PICTURE_HINT = "Give a Python model or a saved module for --picture."
 
 
 def inspect(
@@ -49,29 +49,25 @@ def inspect(
     as_json: options.AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show the graph of a model: each node with its types, its module and the line of the source that it comes from."""
+    """Show the graph of a model: each node with its types, module and source line."""
     with report_errors(debug=debug), divert_stdout():
         check_output_paths({"--picture": picture} if picture else {}, "", (model, *(inputs or ())))
         with show_spinner("Loading"):
             seed_all(seed)
             arguments, data, graphs = import_lazily("arguments"), import_lazily("data"), import_lazily("graphs")
-            place = import_lazily("visualizer").resolve_picture_path(picture)
+            path = import_lazily("visualizer").resolve_picture_path(picture)
             is_onnx = (
-                arguments.reject_unused_inputs(arguments.kind_of(model), model, inputs or ())
+                arguments.reject_unused_inputs(arguments.find_model_kind(model), model, inputs or ())
                 is arguments.ModelKind.ONNX
             )
-            if place is not None:
-                arguments.require_kind(
-                    model, [arguments.ModelKind.FACTORY, arguments.ModelKind.SAVED], NO_PICTURE_MESSAGE
-                )
+            if path is not None:
+                arguments.require_kind(model, [arguments.ModelKind.FACTORY, arguments.ModelKind.SAVED], PICTURE_HINT)
             examples = [*data.read_calls(inputs or ())]
         module = None if is_onnx else arguments.load_compiled(model, examples)
-        if place is not None and module is not None:
-            module.clika_visualize(place)
-        shown = graphs.onnx_graph(Path(model)) if is_onnx else graphs.module_graph(module)
-    print_result(
-        shown if place is None else describe_file(place), {**shown.as_json(), "picture": place}, as_json=as_json
-    )
+        if path is not None and module is not None:
+            module.clika_visualize(path)
+        view = graphs.describe_onnx(Path(model)) if is_onnx else graphs.describe_module(module)
+    print_result(view if path is None else describe_file(path), {**view.as_json(), "picture": path}, as_json=as_json)
 
 
 def explain(
@@ -83,18 +79,18 @@ def explain(
     as_json: options.AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Say what of a model runs in integers, and why not the rest; or what is known of an operator."""
+    """Show the precision of each node in the runtime, with the reasons for float; or describe an operator."""
     with report_errors(debug=debug), divert_stdout():
         with show_spinner("Loading"):
             seed_all(seed)
             explaining = import_lazily("explaining")
             is_model = explaining.is_model(subject)
-        found: Any = explaining.explain_model(subject, inputs or (), target) if is_model else None
+        explanation: Any = explaining.explain_model(subject, inputs or (), target) if is_model else None
         facts = [] if is_model else explaining.explain_operator(subject)
     if not is_model:
         _print_facts(facts, as_json=as_json)
     else:
-        print_result(found, explaining.explanation_as_json(found), as_json=as_json)
+        print_result(explanation, explaining.explanation_as_json(explanation), as_json=as_json)
 
 
 def _print_facts(facts: list[tuple[str, str]], *, as_json: bool) -> None:

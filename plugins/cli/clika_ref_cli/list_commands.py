@@ -16,11 +16,11 @@ from clika_ref_cli.output import divert_stdout, import_lazily, print_json, show_
 
 def plugins(
     *,
-    names: Annotated[bool, typer.Option("--names", help="Also list what each plugin adds.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="Also list the names that each plugin adds.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List the installed plugins, what each adds, and why some cannot be used."""
+    """List the installed plugins with their contents, and the reasons why some cannot be used."""
     with report_errors(debug=debug), divert_stdout():
         installed = _load_plugins()
     if as_json:
@@ -36,10 +36,10 @@ def targets(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List the installed targets: runtime and its version, the integers that each takes, its files."""
+    """List the installed targets: runtime and version, quantized types, file suffixes."""
     with report_errors(debug=debug), divert_stdout():
         installed, table = _load_plugins(), import_lazily("target_table")
-        rows = table.target_rows(installed.plugins)
+        rows = table.list_targets(installed.plugins)
     if as_json:
         print_json({"targets": [asdict(row) for row in rows], "failures": installed.failures})
     else:
@@ -56,15 +56,15 @@ def _load_plugins() -> Any:
 
 def _show_plugins(installed: Any, *, names: bool) -> None:
     inspection = import_lazily("plugin_facts")
-    rows = [(p.name, f"{p.distribution} {p.version}", inspection.counts_of(p)) for p in installed.plugins]
+    rows = [(p.name, f"{p.distribution} {p.version}", inspection.count_items(p)) for p in installed.plugins]
     print_table(["plugin", "distribution", "adds"], rows)
     console = result_console()
     for plugin in installed.plugins if names else ():
         for kind in inspection.PLUGIN_ITEM_KINDS:
-            if found := inspection.names_of(plugin, kind):
-                console.print(f"{plugin.name} {kind}: {', '.join(found)}\n", markup=False)
-    for name in installed.left_out:
-        console.print(f"{name} is installed but left out by ${inspection.PLUGINS_VARIABLE}", markup=False)
+            if items := inspection.list_names(plugin, kind):
+                console.print(f"{plugin.name} {kind}: {', '.join(items)}\n", markup=False)
+    for name in installed.excluded:
+        console.print(f"{name} is installed, but excluded by ${inspection.PLUGINS_VARIABLE}", markup=False)
     _show_failures(installed)
 
 

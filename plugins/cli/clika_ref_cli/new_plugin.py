@@ -47,12 +47,12 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="Lower-case letters, digits and hyphens: my-ops makes the distribution clika-ref-my-ops.",
+        help="Lower-case letters, digits and hyphens: my-ops creates the distribution clika-ref-my-ops.",
         show_default=False,
     ),
 ]
 
-Into = Annotated[Path, typer.Option("--into", metavar="FOLDER", help="Where the folder of the plugin is made.")]
+Into = Annotated[Path, typer.Option("--into", metavar="FOLDER", help="The parent folder of the new plugin.")]
 
 
 def new_plugin(
@@ -62,20 +62,20 @@ def new_plugin(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Write a plugin, with an operator, a pass and their tests, that installs and passes them as it is."""
+    """Write a starter plugin with an operator, a pass and tests. It installs and passes its tests unchanged."""
     with report_errors(debug=debug):
-        place, files = write_plugin(name, into)
-    steps = [f"cd {shlex.quote(str(place))}", 'pip install -e ".[test]"', "pytest"]
-    begin = next(file for file in files if file.endswith("plugin.py"))
-    heading = f"{place}  {len(files)} files, of which {begin} is the one to change first. Next:"
+        folder, files = write_plugin(name, into)
+    steps = [f"cd {shlex.quote(str(folder))}", 'pip install -e ".[test]"', "pytest"]
+    module = next(file for file in files if file.endswith("plugin.py"))
+    heading = f"{folder}  {len(files)} files. Change {module} first. Next:"
     lines = [heading, *(f"  {step}" for step in steps), *_list_missing_requirements()]
-    print_result("\n".join(lines), {"folder": place, "files": files, "next": steps}, as_json=as_json)
+    print_result("\n".join(lines), {"folder": folder, "files": files, "next": steps}, as_json=as_json)
 
 
 def _list_missing_requirements() -> list[str]:
     """Return a line for each of our distributions that the tests of a plugin need and that is not installed."""
     return [
-        f"Its tests need {name}, which is not installed: {format_install_command(name)}"
+        f"Its tests need {name}, which is not installed. Run {format_install_command(name)}."
         for name in TEST_REQUIREMENTS
         if not _is_installed(name)
     ]
@@ -92,54 +92,54 @@ def _is_installed(distribution: str) -> bool:
 def write_plugin(name: str, into: Path) -> tuple[Path, list[str]]:
     """Generate a plugin in a new folder below ``into``. Return that folder and the files in it.
 
-    The folder appears atomically: a failure or an interrupt leaves nothing behind.
+    The folder appears atomically: after a failure or an interrupt, no file remains.
 
     Raises:
         MisuseError: the name is invalid or taken, or the path exists.
         ModelError: the files cannot be written.
     """
     _check_name(name)
-    distribution = distribution_of(name)
-    place = into / distribution
+    distribution = name_distribution(name)
+    folder = into / distribution
     if not into.is_dir():
-        msg = f"--into: there is no folder {into} to write to; make it first"
+        msg = f"--into: cannot write to {into}: there is no such folder. Create it first."
         raise MisuseError(msg)
-    if os.path.lexists(place):
-        msg = f"{place} is there already: choose another name or another folder (--into), or move it away"
+    if os.path.lexists(folder):
+        msg = f"cannot write {folder}: it exists. Choose another name or another folder (--into), or move it away."
         raise MisuseError(msg)
     texts = render_plugin_files(name)
-    with stage_file(place) as folder:
+    with stage_file(folder) as staged:
         for path, text in texts.items():
-            file = folder / path
+            file = staged / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-    return place, [*texts]
+    return folder, [*texts]
 
 
-def distribution_of(name: str) -> str:
+def name_distribution(name: str) -> str:
     """Return the distribution name of a plugin."""
     return f"clika-ref-{name}"
 
 
 def render_plugin_files(name: str) -> Mapping[str, str]:
     """Return the files of a new plugin: texts by path."""
-    package = distribution_of(name).replace("-", "_")
-    words = {
+    package = name_distribution(name).replace("-", "_")
+    values = {
         "name": name,
-        "distribution": distribution_of(name),
+        "distribution": name_distribution(name),
         "package": package,
         "operator": f"{name.replace('-', '_')}_squared_relu",
-        "range": _compatible_range(importlib.metadata.version("clika-ref")),
+        "range": _format_compatible_range(importlib.metadata.version("clika-ref")),
     }
-    written: dict[str, str] = {}
+    files: dict[str, str] = {}
     for source in sorted(TEMPLATE_FOLDER.rglob(f"*{TEMPLATE_SUFFIX}")):
         first, *others = source.relative_to(TEMPLATE_FOLDER).with_suffix("").parts
         path = "/".join([package if first == "package" else first, *others])
-        written[path] = Template(source.read_text(encoding="utf-8")).substitute(words)
-    return written
+        files[path] = Template(source.read_text(encoding="utf-8")).substitute(values)
+    return files
 
 
-def _compatible_range(version: str) -> str:
+def _format_compatible_range(version: str) -> str:
     """Return the range of compatible versions; before 1.0, a minor version may break."""
     major, minor = map(int, version.split(".")[:2])
     return f">={major}.{minor},<{major}.{minor + 1}" if major == 0 else f">={major}.{minor},<{major + 1}"
@@ -150,14 +150,14 @@ def _check_name(name: str) -> None:
         plain = "-".join(re.findall(r"[a-z0-9]+", name.lower().replace("_", "-")))
         plain = re.sub(r"^(clika-ref(-|$)|[^a-z]+)+", "", plain)[:MAX_NAME_LENGTH].strip("-")
         msg = (
-            f"{name!r} names no plugin: write lower-case letters, digits and single hyphens between them, a letter "
-            f"first, {MAX_NAME_LENGTH} characters at most, and without clika-ref, which is put before it; for example "
+            f"cannot name a plugin {name!r}. Use at most {MAX_NAME_LENGTH} lower-case letters, digits and single "
+            "hyphens, with a letter first. The prefix clika-ref is added to it. For example: "
             f"{plain or 'my-ops'}"
         )
         raise MisuseError(msg)
-    owner = _name_owner(name)
+    owner = _find_name_owner(name)
     if owner is not None:
-        msg = f"{name} is the name of {owner}: choose another one, as two plugins of one name cannot be installed"
+        msg = f"cannot name a plugin {name!r}: it is the name of {owner}. Choose another name."
         raise MisuseError(msg)
 
 
@@ -166,11 +166,13 @@ def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _name_owner(name: str) -> str | None:
+def _find_name_owner(name: str) -> str | None:
     """Return the current owner of a name, installed or in this project, or None."""
     if name in RESERVED_NAMES:
-        return f"{distribution_of(name)}, which belongs to clika-ref"
+        return f"{name_distribution(name)}, a part of clika-ref"
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        if entry.name == name or (entry.dist is not None and _normalize_name(entry.dist.name) == distribution_of(name)):
+        if entry.name == name or (
+            entry.dist is not None and _normalize_name(entry.dist.name) == name_distribution(name)
+        ):
             return f"a plugin of {entry.dist.name if entry.dist else 'an unknown distribution'}, which is installed"
     return None

@@ -24,19 +24,19 @@ ModelOrOnnx = Annotated[
 
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="DATA", help=f"One call: {DATA_SYNTAX}. A side that differs becomes dynamic."),
+    typer.Option("--input", metavar="DATA", help=f"One call: {DATA_SYNTAX}. Dims that differ become dynamic."),
 ]
 
 BatchSize = Annotated[
     int | None,
-    typer.Option(help="Cut what files and shapes hold into calls of so many, along their first sides.", min=1),
+    typer.Option(help="Split files and shapes into calls of this size, along dim 0.", min=1),
 ]
 
 Target = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Where the model is to run: a name that `clika-ref targets` lists, or ort, ov, trt.",
+        help="The target: a name that `clika-ref targets` lists, or ort, ov, trt.",
         autocompletion=complete_target,
     ),
 ]
@@ -46,14 +46,14 @@ Targets = Annotated[
     typer.Option(
         "--target",
         metavar="NAME",
-        help="Where files are run: a name that `clika-ref targets` lists; may be given again.",
+        help="The target that runs files: a name that `clika-ref targets` lists. May be repeated.",
         autocompletion=complete_target,
     ),
 ]
 
 SettingsFile = Annotated[
     Path | None,
-    typer.Option("--settings", metavar="FILE", help="Settings in YAML; a flag wins over what stands there."),
+    typer.Option("--settings", metavar="FILE", help="Settings in YAML. Flags override them."),
 ]
 
 Option = Annotated[
@@ -61,62 +61,62 @@ Option = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="A field of ClikaCompileOptions, such as smoothing=off; may be given again.",
+        help="A field of ClikaCompileOptions, such as smoothing=off. May be repeated.",
         autocompletion=complete_option,
     ),
 ]
 
-Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="The artifact to write.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Path of the artifact.")]
 
-LogsDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep a full log in this folder.")]
+LogsDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a full log to this folder.")]
 
-Seed = Annotated[int, typer.Option(help="Of random weights and inputs.")]
+Seed = Annotated[int, typer.Option(help="Seed of random weights and inputs.")]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON to stdout.")]
 
 
-Static = Annotated[bool, typer.Option("--static", help="Refuse inputs of different sizes.")]
+Static = Annotated[bool, typer.Option("--static", help="Reject inputs of other sizes.")]
 
-TrainMode = Annotated[bool, typer.Option("--train-mode", help="Leave the model's mode: no eval().")]
+TrainMode = Annotated[bool, typer.Option("--train-mode", help="Keep the mode of the model: do not call eval().")]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the result; write no file.")]
 
-NoCompare = Annotated[bool, typer.Option("--no-compare", help="Skip running the file against the model.")]
+NoCompare = Annotated[bool, typer.Option("--no-compare", help="Do not compare the file with the model.")]
 
 Calibrate = Annotated[
     list[str] | None,
-    typer.Option(metavar="DATA", help=f"Representative data: {DATA_SYNTAX}. Without, what was saved with the module."),
+    typer.Option(metavar="DATA", help=f"Calibration data: {DATA_SYNTAX}. By default, the inputs in the saved module."),
 ]
 
-Save = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the module itself, as clika_save does.")]
+Save = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the module to this file, as clika_save does.")]
 
 KeepInputs = Annotated[
-    bool, typer.Option("--keep-inputs", help="Save calibration inputs with it, by which other targets are served.")
+    bool, typer.Option("--keep-inputs", help="Save the calibration inputs with the module, for other targets.")
 ]
 
-Threshold = Annotated[
-    float | None, typer.Option(help="Leave float what alone changes the outputs by a larger share of their square.")
-]
+Threshold = Annotated[float | None, typer.Option(help="Keep layers with a larger quantization sensitivity in float.")]
 
 WeightsBits = Annotated[
-    list[int] | None, typer.Option(metavar="BITS", help="Of weights; of several, each layer takes one.")
+    list[int] | None,
+    typer.Option(metavar="BITS", help="Bits of weights. If repeated, each layer uses one of them."),
 ]
 
 WeightsOnly = Annotated[
     bool | None,
-    typer.Option("--weights-only/--weights-and-values", help="Leave values between layers float, or not."),
+    typer.Option("--weights-only/--weights-and-activations", help="Quantize only weights, or activations, too."),
 ]
 
 KeepFloat = Annotated[
-    list[str] | None, typer.Option(metavar="LAYER", help="Leave it float, or all that a wildcard stands for.")
+    list[str] | None,
+    typer.Option(metavar="LAYER", help="Keep this layer in float. Wildcards are allowed."),
 ]
 
 Saved = Annotated[str, typer.Argument(metavar="SAVED", help="A file of clika_save.", show_default=False)]
 
-Fp16 = Annotated[bool, typer.Option("--fp16", help="Compute in float16 what is float.")]
+Fp16 = Annotated[bool, typer.Option("--fp16", help="Compute in FP16 instead of float32.")]
 
-Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16 what is float.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute in BF16 instead of float32.")]
 
 KeepOutput = Annotated[
-    list[int] | None, typer.Option(metavar="PLACE", help="Write only this output, from 0; may be given again.")
+    list[int] | None, typer.Option(metavar="INDEX", help="Export only this output, counted from 0. May be repeated.")
 ]

@@ -30,35 +30,35 @@ def seed_all(seed: int) -> None:
         MisuseError: the seed has more than 64 bits.
     """
     if not -(2**63) <= seed < 2**64:  # the range that torch.manual_seed accepts
-        msg = f"--seed {seed} has more than 64 bits; give a smaller one"
+        msg = f"cannot use --seed {seed}: it has more than 64 bits. Give a smaller number."
         raise MisuseError(msg)
     importlib.import_module("torch").manual_seed(seed)
 
 
-def show_spinner(what: str) -> contextlib.AbstractContextManager[Any]:
+def show_spinner(activity: str) -> contextlib.AbstractContextManager[Any]:
     """Show a spinner on stderr while the block runs; silent if stderr is no terminal."""
     console = progress_console()
     if is_quiet() or not console.is_terminal:
         return contextlib.nullcontext()
-    return console.status(f"{what} ...")
+    return console.status(f"{activity} ...")
 
 
-def show_progress(what: str, each: Iterable[Any]) -> Iterable[Any]:
+def show_progress(activity: str, items: Iterable[Any]) -> Iterable[Any]:
     """Iterate with a progress bar on stderr; silent if stderr is no terminal."""
-    return SimpleProgressBar(each, what, disable=not progress_console().is_terminal)
+    return SimpleProgressBar(items, activity, disable=not progress_console().is_terminal)
 
 
 @contextlib.contextmanager
 def divert_stdout(*, applies: bool = True) -> Iterator[None]:
-    """Redirect prints of models and libraries in the block to stderr, since stdout is for the result."""
+    """Redirect prints of models and libraries in the block to stderr, since stdout contains only the result."""
     with contextlib.redirect_stdout(sys.stderr) if applies else contextlib.nullcontext():
         yield
 
 
-def print_result(result: object, told: Any, *, as_json: bool) -> None:
-    """Print a result: its ``str`` for people, or the plain data in ``told`` as JSON."""
+def print_result(result: object, data: Any, *, as_json: bool) -> None:
+    """Print a result: its ``str`` for people, or plain data as JSON."""
     if as_json:
-        print_json(told)
+        print_json(data)
     else:
         typer.echo(str(result))
 

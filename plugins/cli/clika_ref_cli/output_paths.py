@@ -13,26 +13,27 @@ from clika_ref.serialization.atomic_files import check_writable, resolve_links
 from clika_ref_cli.exit_status import MisuseError
 
 
-def check_output_paths(places: Mapping[str, Path | None], remedy: str, read: Sequence[str] = ()) -> None:
+def check_output_paths(paths: Mapping[str, Path | None], message: str, read: Sequence[str] = ()) -> None:
     """Check, before the work begins, that the results can be written without overwriting an input.
 
     Args:
-        places: output paths by flag; empty if nothing is to be written.
-        remedy: the hint for the message if no path is given.
+        paths: output paths by flag; empty if the command writes no file.
+        message: the message if no path is given.
         read: arguments of the command that may name input files.
 
     Raises:
         MisuseError: no path is given, two are equal, or one is not writable or is also an input.
     """
-    given = {flag: path for flag, path in places.items() if path is not None}
-    if places and not given:
-        raise MisuseError(remedy)
+    given = {flag: path for flag, path in paths.items() if path is not None}
+    if paths and not given:
+        raise MisuseError(message)
     if len({path.absolute() for path in given.values()}) < len(given):
-        raise MisuseError(f"{' and '.join(given)} name one file; give each its own")
+        msg = f"cannot write two results to one file: {' and '.join(given)} are equal. Give different files."
+        raise MisuseError(msg)
     for flag, path in given.items():
         _check_path(flag, path)
         if path.exists() and any(path.samefile(name) for word in read for name in _find_named_files(word)):
-            msg = f"{flag}: {path} is read here, and would be written over; choose another name"
+            msg = f"{flag}: cannot write {path}: it is also an input. Choose another name."
             raise MisuseError(msg)
 
 
@@ -52,13 +53,13 @@ def prefix_errors_with_flag(flag: str) -> Iterator[None]:
 
 def _check_path(flag: str, path: Path) -> None:
     if not path.absolute().parent.is_dir():
-        msg = f"{flag}: there is no folder {path.parent} to write to; make it first"
+        msg = f"{flag}: cannot write {path}: there is no folder {path.parent}. Create it first."
         raise MisuseError(msg)
     with prefix_errors_with_flag(flag):
-        place = resolve_links(path)
-        check_writable(place)
-    if not os.access(place.parent, os.W_OK | os.X_OK):
-        msg = f"{flag}: the folder {place.parent} cannot be written to; choose another one"
+        resolved = resolve_links(path)
+        check_writable(resolved)
+    if not os.access(resolved.parent, os.W_OK | os.X_OK):
+        msg = f"{flag}: cannot write {path}: the folder {resolved.parent} is read-only. Choose another one."
         raise MisuseError(msg)
 
 

@@ -24,54 +24,54 @@ PLUGIN_ITEM_KINDS = ("operators", "passes", "targets", "visualizers")
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugins:
-    """The plugins of this environment: those that load, the failures of others, and those excluded by a limit."""
+    """The plugins of this environment: those that load, the failures of others, and those that are excluded."""
 
     plugins: tuple[Plugin, ...]
     failures: tuple[str, ...]
-    left_out: tuple[str, ...]
+    excluded: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data: names only, each list sorted."""
         plugins = [
             {"name": p.name, "distribution": p.distribution, "version": p.version}
-            | {kind: names_of(p, kind) for kind in PLUGIN_ITEM_KINDS}
+            | {kind: list_names(p, kind) for kind in PLUGIN_ITEM_KINDS}
             for p in self.plugins
         ]
-        return {"plugins": plugins, "failures": list(self.failures), "left_out": list(self.left_out)}
+        return {"plugins": plugins, "failures": list(self.failures), "excluded": list(self.excluded)}
 
 
 def load_installed_plugins() -> InstalledPlugins:
     """Load each plugin on its own, so that a failure does not hide the others, then check them for conflicts."""
     names = sorted({entry.name for entry in entry_points(group=hooks.ENTRY_POINT_GROUP)})
     limit = os.environ.get(PLUGINS_VARIABLE)
-    chosen = names if limit is None else [part.strip() for part in limit.split(",") if part.strip()]
-    wanted = [name for name in names if name in chosen]
+    selected = names if limit is None else [part.strip() for part in limit.split(",") if part.strip()]
+    included = [name for name in names if name in selected]
     plugins: list[Plugin] = []
-    failures = [f"{name!r}, which ${PLUGINS_VARIABLE} names, is not installed" for name in chosen if name not in names]
-    for name in wanted:
+    failures = [f"${PLUGINS_VARIABLE} names {name!r}, which is not installed" for name in selected if name not in names]
+    for name in included:
         try:
             plugins += load_registry(name).plugins
         except PluginError as error:
-            failures.append(_failure_reason(error))
+            failures.append(_extract_reason(error))
     try:
         build_registry(plugins)
     except PluginError as error:
         failures.append(str(error))
-    return InstalledPlugins(tuple(plugins), tuple(failures), tuple(name for name in names if name not in wanted))
+    return InstalledPlugins(tuple(plugins), tuple(failures), tuple(name for name in names if name not in included))
 
 
-def _failure_reason(error: PluginError) -> str:
-    # The message of a single plugin, without the count above it and the remedy below it, which are the same for all.
+def _extract_reason(error: PluginError) -> str:
+    # The message of a single plugin, without its first and last line, which are the same for all.
     lines = str(error).splitlines()
     return "\n".join(lines[1:-1]).strip() if len(lines) > 2 else str(error)
 
 
-def names_of(plugin: Plugin, kind: str) -> list[str]:
+def list_names(plugin: Plugin, kind: str) -> list[str]:
     """Return the sorted names of a plugin's operators, passes, targets or visualizers."""
     return sorted(item.name for item in getattr(plugin, kind))
 
 
-def counts_of(plugin: Plugin) -> str:
+def count_items(plugin: Plugin) -> str:
     """Return the number of items that a plugin adds: ``218 operators, 1 target``."""
     counts = {kind: len(getattr(plugin, kind)) for kind in PLUGIN_ITEM_KINDS}
     singular = {"operators": "operator", "passes": "pass", "targets": "target", "visualizers": "visualizer"}
@@ -84,21 +84,21 @@ def find_operator(registry: Registry, text: str) -> Operator:
     Raises:
         MisuseError: there is none; the message suggests similar names.
     """
-    wanted = text.removeprefix("torch.ops.").replace("::", ".")
-    if wanted in registry.operators:
-        return registry.operators[wanted]
+    query = text.removeprefix("torch.ops.").replace("::", ".")
+    if query in registry.operators:
+        return registry.operators[query]
     calls = {str(overload): op for overload, op in registry.overloads.items()}
     packets = {name.rpartition(".")[0]: op for name, op in reversed(calls.items())}
-    if found := calls.get(wanted) or packets.get(wanted):
-        return found
+    if operator := calls.get(query) or packets.get(query):
+        return operator
     known = [*registry.operators, *calls]
-    near = difflib.get_close_matches(wanted, known, n=5) or [name for name in known if wanted in name][:5]
-    hint = f"; near it are {', '.join(near)}" if near else ""
-    msg = f"no installed plugin declares an operator {text!r}{hint}; `clika-ref plugins --names` lists all"
+    near = difflib.get_close_matches(query, known, n=5) or [name for name in known if query in name][:5]
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    msg = f"cannot find the operator {text!r}: no installed plugin declares it. {hint}Run `clika-ref plugins --names`."
     raise MisuseError(msg)
 
 
-def operator_facts(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:
+def list_operator_facts(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:
     """Yield the facts of an operator as (title, text)."""
     plugin = next(p for p in registry.plugins if op in p.operators)
     yield "schema", _unquote_annotations(format_schema(op))
@@ -106,10 +106,10 @@ def operator_facts(registry: Registry, op: Operator) -> Iterator[tuple[str, str]
     yield "ATen calls", "\n".join(sorted(map(str, op.converters))) or "none"
     yield "quantization", _describe_trait(op.trait)
     yield "rounding error", str(op.error)
-    yield "repeatable", "no: two calls with equal operands may differ" if op.random else "yes"
-    yield "reference", source_location(op.reference)
-    yield "ONNX lowering", source_location(op.lowering)
-    yield "samples", source_location(op.sampler)
+    yield "deterministic", "no" if op.random else "yes"
+    yield "reference", find_source_location(op.reference)
+    yield "ONNX lowering", find_source_location(op.lowering)
+    yield "samples", find_source_location(op.sampler)
     yield "plugin", str(plugin)
 
 
@@ -124,7 +124,7 @@ def _describe_trait(trait: QuantizationTrait) -> str:
     return f"{trait} ({shown})" if shown else str(trait)
 
 
-def source_location(function: Callable[..., Any] | None) -> str:
+def find_source_location(function: Callable[..., Any] | None) -> str:
     """Return ``file:line`` of a function, relative to the working directory where possible, or ``none``."""
     if function is None:
         return "none"

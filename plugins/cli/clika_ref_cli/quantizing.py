@@ -40,16 +40,16 @@ def quantization_flags(
     threshold: float | None, weights_bits: Sequence[int] | None, *, weights_only: bool | None
 ) -> dict[str, tuple[str, Any]]:
     """Return the fields of `QuantizationSettings` set by flags: for each, the flag as written and its value."""
-    found: dict[str, tuple[str, Any]] = {}
+    fields: dict[str, tuple[str, Any]] = {}
     if threshold is not None:
-        found["quantization_sensitivity_threshold"] = (f"--threshold {threshold:g}", threshold)
+        fields["quantization_sensitivity_threshold"] = (f"--threshold {threshold:g}", threshold)
     if weights_bits:
         shown = " ".join(f"--weights-bits {bits}" for bits in weights_bits)
-        found["weights_num_bits"] = (shown, weights_bits[0] if len(weights_bits) == 1 else [*weights_bits])
+        fields["weights_num_bits"] = (shown, weights_bits[0] if len(weights_bits) == 1 else [*weights_bits])
     if weights_only is not None:
-        shown = "--weights-only" if weights_only else "--weights-and-values"
-        found["prefer_weights_only_quantization"] = (shown, weights_only)
-    return found
+        shown = "--weights-only" if weights_only else "--weights-and-activations"
+        fields["prefer_weights_only_quantization"] = (shown, weights_only)
+    return fields
 
 
 def load_model_with_data(
@@ -60,10 +60,10 @@ def load_model_with_data(
     Raises:
         MisuseError: the argument names no model, its data is missing, or inputs are given for a compiled one.
     """
-    remedy = "only models that Python makes, and saved modules, are quantized"
+    remedy = "Give a Python model or a saved module."
     kind = reject_unused_inputs(require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], remedy), text, inputs)
     if kind is ModelKind.FACTORY and not calibrate:
-        msg = f"give --calibrate DATA: {text} is quantized by what its values are on data, which is read once"
+        msg = f"cannot quantize {text}: --calibrate is missing. Give calibration data, which is read once."
         raise MisuseError(msg)
     note_random_calibration(calibrate, "--calibrate")
     calibration = read_calls(calibrate, "--calibrate", batch_size=batch_size) if calibrate else None
@@ -72,73 +72,69 @@ def load_model_with_data(
     return ModelWithData(load_model(text), False, calibration, [*read_calls(inputs)] if inputs else None)
 
 
-def deployment_of(subject: ModelWithData, found: CommandSettings) -> BaseDeploymentSettings | None:
+def find_deployment(subject: ModelWithData, resolved: CommandSettings) -> BaseDeploymentSettings | None:
     """Return the deployment settings of the model: a saved one keeps its target unless another is selected."""
-    if subject.is_compiled and not found.has_target:
+    if subject.is_compiled and not resolved.has_target:
         return deployment_settings_of_saved(subject.model)
-    return found.settings.deployment_settings
+    return resolved.settings.deployment_settings
 
 
-def quantize_model(subject: ModelWithData, found: CommandSettings, logs_dir: Path | None) -> clika_ref.ClikaModule:
+def quantize_model(subject: ModelWithData, resolved: CommandSettings, logs_dir: Path | None) -> clika_ref.ClikaModule:
     """Quantize the model with the given settings.
 
     Raises:
         MisuseError: the file disables quantization, or options are given for a module that is already compiled.
         ModelError: the model cannot be compiled, or the data does not fit it.
     """
-    arguments = quantize_arguments(found)
+    arguments = quantize_arguments(resolved)
     if not subject.is_compiled:
         data = {"tracing_inputs": subject.tracing, "calibration_inputs": subject.calibration}
         module: Any = clika_ref.clika_compile(subject.model, **data, logs_dir=logs_dir, **arguments)
         return module
-    _reject_options(found)
+    _reject_options(resolved)
     subject.model.clika_state.logs_dir = logs_dir
     subject.model.clika_initialize_algorithms(
         arguments["quantization_settings"],
         calibration_inputs=subject.calibration,
-        deployment_settings=arguments["deployment_settings"] if found.has_target else None,
+        deployment_settings=arguments["deployment_settings"] if resolved.has_target else None,
         layer_quantization_settings=arguments["layer_quantization_settings"],
     )
     return subject.model
 
 
-def _reject_options(found: CommandSettings) -> None:
+def _reject_options(resolved: CommandSettings) -> None:
     """Reject options for a compiled module, which has its own. Print a note on sections that no longer apply."""
-    if found.flags.options:
-        msg = (
-            "--option says how a model is compiled, and this one is a saved module, with its own options; leave it out"
-        )
+    if resolved.flags.options:
+        msg = "cannot apply --option to a saved module: it is already compiled with its own options. Omit --option."
         raise MisuseError(msg)
-    late = [name for name in found.file_entries if "." not in name and name not in APPLICABLE_SECTIONS]
-    if late:
-        print_note(
-            f"{', '.join(late)} of {found.file} come too late for a module that is compiled already, and change nothing"
-        )
+    ignored = [name for name in resolved.file_entries if "." not in name and name not in APPLICABLE_SECTIONS]
+    if ignored:
+        print_note(f"{', '.join(ignored)} of {resolved.file} are ignored, because the module is already compiled.")
 
 
 def decisions_as_json(module: clika_ref.ClikaModule) -> dict[str, Any]:
     """Return the decision and reason for each layer, and the outcome of other thresholds, as plain data."""
-    found = module.clika_quantization
-    assert found is not None
+    quantization = module.clika_quantization
+    assert quantization is not None
     return {
-        "observer": found.observer,
-        "bytes": found.bytes,
+        "observer": quantization.observer,
+        "bytes": quantization.bytes,
         "layers": [
             {
                 "name": layer.name,
                 "scope": layer.scope,
                 "operator": layer.operator,
                 "weight_bits": layer.bits[0],
-                "value_bits": layer.bits[1],
+                "activation_bits": layer.bits[1],
                 "sensitivity": layer.sensitivity,
                 "bytes_before": layer.bytes_before,
                 "bytes_after": layer.bytes_after,
                 "reason": layer.reason,
             }
-            for layer in found.layers
+            for layer in quantization.layers
         ],
         "what_if": [
             {"threshold": row.threshold, "layers": row.layers, "bytes": row.bytes, "sqnr_db": row.sqnr}
-            for row in found.what_if
+            for row in quantization.what_if
         ],
     }

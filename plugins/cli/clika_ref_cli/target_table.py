@@ -1,4 +1,4 @@
-"""The rows of ``clika-ref targets``: runtime, supported integer types and files of each installed target."""
+"""The rows of ``clika-ref targets``: runtime, quantized types and files of each installed target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clika_ref.core.registry import Plugin
 from clika_ref.core.targets import Target
 from clika_ref.settings.compile_options import TARGET_SHORT_NAMES
 
-TARGET_COLUMNS = ("target", "short", "runtime", "values", "weights", "weights alone", "files", "rules", "from")
+TARGET_COLUMNS = ("target", "short", "runtime", "activations", "weights", "weight-only", "files", "rules", "plugin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class TargetRow:
     runtime_version: str
     """Empty if the runtime is not installed."""
     emulated_by: str
-    """The runtime that stands in for its own here; empty if its own runs the files."""
-    missing: str
-    """Why files cannot run here, with the package to install; empty if they can."""
-    values: str
+    """The runtime that emulates its own on this machine; empty if its own runs the files."""
+    unavailable_reason: str
+    """Why files cannot run on this machine, with the package to install; empty if they can."""
+    activations: str
     """Integer type of activations; empty if they stay float."""
     weights: str
     """Integer type of weights."""
@@ -44,15 +44,15 @@ class TargetRow:
 
     def cells(self) -> tuple[object, ...]:
         """Return the table row, in the order of `TARGET_COLUMNS`."""
-        runtime = f"{self.runtime} {self.runtime_version}".strip() or "here"
+        runtime = f"{self.runtime} {self.runtime_version}".strip() or "built in"
         if self.emulated_by:
             runtime = f"emulated by {self.emulated_by}"
         widths = " or ".join(map(str, self.weights_only))
         return (
             self.name,
             self.short,
-            self.missing or runtime,
-            self.values or "float",
+            self.unavailable_reason or runtime,
+            self.activations or "float",
             self.weights or "float",
             f"{widths} bits" if widths else "",
             " ".join(self.suffixes),
@@ -61,7 +61,7 @@ class TargetRow:
         )
 
 
-def target_rows(plugins: Iterable[Plugin]) -> list[TargetRow]:
+def list_targets(plugins: Iterable[Plugin]) -> list[TargetRow]:
     """Return the facts of all targets of the plugins, sorted by name."""
     rows = [_make_row(target, plugin) for plugin in plugins for target in plugin.targets]
     return sorted(rows, key=lambda row: row.name)
@@ -69,29 +69,29 @@ def target_rows(plugins: Iterable[Plugin]) -> list[TargetRow]:
 
 def _make_row(target: Target, plugin: Plugin) -> TargetRow:
     scheme = target.scheme
-    few = scheme.weights_only if scheme is not None else None
+    weight_only = scheme.weights_only if scheme is not None else None
     return TargetRow(
         name=target.name,
         short=next((short for short, name in TARGET_SHORT_NAMES.items() if name == target.name), ""),
         plugin=f"{plugin.distribution} {plugin.version}",
         runtime=target.runtime,
-        runtime_version=_version(target.runtime),
+        runtime_version=_find_version(target.runtime),
         emulated_by=target.emulated_by,
-        missing=target.unavailable_reason() or "",
-        values=_dtype_text(scheme.activations) if scheme is not None else "",
-        weights=_dtype_text(scheme.weights) if scheme is not None else "",
-        weights_only=tuple(sorted(few.bits)) if few is not None else (),
+        unavailable_reason=target.unavailable_reason() or "",
+        activations=_format_dtype(scheme.activations) if scheme is not None else "",
+        weights=_format_dtype(scheme.weights) if scheme is not None else "",
+        weights_only=tuple(sorted(weight_only.bits)) if weight_only is not None else (),
         suffixes=target.suffixes,
         has_rules=target.has_file_rules(),
     )
 
 
-def _dtype_text(kind: QuantizedType) -> str:
+def _format_dtype(dtype: QuantizedType) -> str:
     """Return the name of an integer type: ``uint8``, ``int7 symmetric``."""
-    return f"{'' if kind.is_signed else 'u'}int{kind.bits}{' symmetric' if kind.is_symmetric else ''}"
+    return f"{'' if dtype.is_signed else 'u'}int{dtype.bits}{' symmetric' if dtype.is_symmetric else ''}"
 
 
-def _version(distribution: str) -> str:
+def _find_version(distribution: str) -> str:
     try:
         return version(distribution) if distribution else ""
     except PackageNotFoundError:

@@ -13,8 +13,8 @@ def resolve_picture_path(path: Path | None) -> Path | None:
     """Return the path of the picture, with a suffix, or None if no picture is requested.
 
     Raises:
-        MisuseError: the suffix is no supported picture format.
-        PluginError: no plugin draws pictures.
+        MisuseError: the suffix is unsupported.
+        PluginError: no plugin provides a visualizer.
     """
     if path is None:
         return None
@@ -24,7 +24,7 @@ def resolve_picture_path(path: Path | None) -> Path | None:
 
 
 def check_can_report() -> None:
-    """Check that a plugin writes reports.
+    """Check that a plugin provides a visualizer for reports.
 
     Raises:
         PluginError: there is none.

@@ -1,10 +1,13 @@
-"""A folder with a small model, and the command line in it: what the tests of commands share."""
+"""Shared by tests of commands: a folder with a small model, and the command line in it."""
 
 import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
 from clika_ref_cli import cli
 from typer.testing import CliRunner
 
@@ -67,6 +70,18 @@ def clika_ref(*words):
     return CliRunner().invoke(cli.app, [str(word) for word in words])
 
 
+def make_quantized_folder(folder):
+    """Fill a folder with a model, its quantized files and data; return it with the result of ``quantize``."""
+    (folder / "talking_model.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        enter(folder, patch)
+        words = ("--input", "1x32", "--input", "2x32", "-o", "q.onnx", "--save", "q.clika", "--keep-inputs", "--json")
+        result = clika_ref("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words)
+        assert result.exit_code == 0, result.output
+        np.save("x.npy", np.random.default_rng(0).standard_normal((6, 32)))
+    return SimpleNamespace(folder=folder, quantized=result)
+
+
 def enter(folder, patch):
     patch.chdir(folder)
     patch.syspath_prepend(folder)
@@ -74,27 +89,27 @@ def enter(folder, patch):
     patch.setenv("CLIKA_REF_PLUGINS", PLUGINS)
 
 
-def told(*words, status=0):
-    """What a command says to a machine, in no other keys than the manual names."""
+def run_json(*words, status=0):
+    """Run a command with ``--json``; check its keys against the manual, and return its document."""
     result = clika_ref(*words, "--json")
     assert result.exit_code == status, result.output
     found = json.loads(result.stdout)
-    assert set(keys_of(found)) <= set(documented(words[0])), words
+    assert set(iterate_keys(found)) <= set(list_documented_keys(words[0])), words
     return found
 
 
-def keys_of(item):
-    """Every key of a document, but those that are names of stages and attributes."""
+def iterate_keys(item):
+    """Yield every key of a document, except names of stages and attributes."""
     if isinstance(item, list):
-        yield from (key for part in item for key in keys_of(part))
+        yield from (key for part in item for key in iterate_keys(part))
     if isinstance(item, dict):
         for key, part in item.items():
             yield key
-            yield from () if key in ("seconds", "attributes") else keys_of(part)
+            yield from () if key in ("seconds", "attributes") else iterate_keys(part)
 
 
-def documented(command):
-    """The keys that the manual names in the rows of a command; and those of tensors, which it names once."""
+def list_documented_keys(command):
+    """Return the keys in the manual's rows for a command, and those of tensors."""
     text = MANUAL.read_text(encoding="utf-8").partition("## JSON output")[2].partition("## ")[0]
     rows = [row for row in text.splitlines() if row.startswith("|") and f"`{command}`" in row.split("|")[1]]
     return {word for row in rows for word in re.findall(r"`(\w+)`", row)} | {"name", "dtype", "shape"}

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it hands on, and how it ends."""
+"""The command line: output, arguments of the Python interface, and exit statuses."""
 
 import errno
 import importlib
@@ -61,7 +61,7 @@ def relu(x: torch.Tensor) -> torch.Tensor:
 def installed(monkeypatch):
     """Stand in for what is installed."""
     plugin = Plugin("mine", "my-distribution", "1.2", operators=(relu,))
-    found = {"failures": (), "left_out": ()}
+    found = {"failures": (), "excluded": ()}
     for module in (plugin_facts, explaining):
         monkeypatch.setattr(module, "load_installed_plugins", lambda: plugin_facts.InstalledPlugins((plugin,), **found))
     return found
@@ -71,7 +71,7 @@ def test_help_lists_commands_and_options(run):
     """`--help` lists the commands, their options and the exit statuses."""
     out = run("--help").stdout
     assert all(command in out for command in cli.COMMANDS)
-    assert "Exit status: 0 done; 1 the answer is bad" in " ".join(out.split())
+    assert "Exit status: 0 success; 1 negative result" in " ".join(out.split())
     out = run("compile", "--help").stdout
     for option in ("--input", "--output", "--target", "--logs-dir", "--seed", "--static", "--train-mode", "--dry-run"):
         assert option in out
@@ -149,11 +149,20 @@ def test_compile_dry_run_needs_no_output(run, compiled, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["torch.nn:Sigmoid", "--input", "1x3"], "give -o FILE to write to, or --dry-run"),
-        (["torch.nn:Sigmoid", "--input", "1x3", "-o", "gone/m"], "there is no folder gone to write to; make it first"),
-        (["torch.nn:Sigmoid", "-o", "m"], "error: give --input: a shape such as 1x3x224x224, or a file of inputs"),
-        (["torch.nn:Sigmod", "--input", "1x3", "-o", "m"], "error: torch.nn ("),
-        (["torch.nn:Sigmoid", "--input", "1xa", "-o", "m"], "error: --input '1xa': cannot read '1xa'; write sides"),
+        (
+            ["torch.nn:Sigmoid", "--input", "1x3"],
+            "cannot write the result: there is no output path. Give -o FILE, or --dry-run.",
+        ),
+        (
+            ["torch.nn:Sigmoid", "--input", "1x3", "-o", "gone/m"],
+            "-o: cannot write gone/m: there is no folder gone. Create it first.",
+        ),
+        (
+            ["torch.nn:Sigmoid", "-o", "m"],
+            "error: cannot compile: --input is missing. Give a shape such as 1x3x224x224, or a file of",
+        ),
+        (["torch.nn:Sigmod", "--input", "1x3", "-o", "m"], "error: cannot load torch.nn:Sigmod: "),
+        (["torch.nn:Sigmoid", "--input", "1xa", "-o", "m"], "error: --input '1xa': cannot parse '1xa'. Write dims"),
     ],
 )
 def test_compile_bad_arguments_exit_2(run, compiled, words, message):
@@ -203,8 +212,10 @@ def test_compile_internal_error_exits_70(run, monkeypatch):
     monkeypatch.setattr(clika_ref, "clika_compile", failing(ZeroDivisionError("a bug.")))
     words = ("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     result = run(*words)
-    said = "error: ZeroDivisionError: a bug; this is a bug of clika-ref or of a plugin; --debug shows where, which a "
-    assert (result.exit_code, result.stderr) == (70, f"{said}report of it needs\n")
+    said = (
+        "error: ZeroDivisionError: a bug. This is a bug in clika-ref or in a plugin. Run again with --debug, and report"
+    )
+    assert (result.exit_code, result.stderr) == (70, f"{said} the traceback.\n")
     shown = run(*words, "--debug")
     assert shown.exit_code == 70
     assert shown.stderr.startswith("Traceback (most recent call last):")
@@ -223,7 +234,7 @@ def test_compile_system_exit_in_model_exits_3(run, monkeypatch):
     """A model that raises SystemExit exits with 3."""
     monkeypatch.setattr(clika_ref, "clika_compile", failing(SystemExit(0)))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
-    said = "error: something in the model or the data ended the process: SystemExit(0)\n"
+    said = "error: the model or the data exited the process: SystemExit(0). Remove its call of sys.exit().\n"
     assert (result.exit_code, result.stderr) == (3, said)
 
 
@@ -231,7 +242,7 @@ def test_compile_interrupt_exits_130(run, monkeypatch):
     """An interrupt exits with 130 and one line."""
     monkeypatch.setattr(clika_ref, "clika_compile", failing(KeyboardInterrupt()))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
-    said = "interrupted: no file was left half written, and what was there before is as it was\n"
+    said = "interrupted: existing files are unchanged, and no incomplete file was written\n"
     assert (result.exit_code, result.stderr) == (130, said)
 
 
@@ -262,11 +273,11 @@ def test_plugins_json_lists_operators(run, installed):
 def test_plugins_failures_exit_1(run, installed):
     """`plugins` lists broken and excluded plugins, and exits with 1."""
     installed["failures"] = ("'broken' = b.plugin (b 0.1): ImportError: no [c]",)
-    installed["left_out"] = ("unwanted",)
+    installed["excluded"] = ("unwanted",)
     result = run("plugins")
     assert result.exit_code == 1
     assert "cannot be used: 'broken' = b.plugin (b 0.1): ImportError: no [c]" in result.stdout
-    assert "unwanted is installed but left out by $CLIKA_REF_PLUGINS" in result.stdout
+    assert "unwanted is installed, but excluded by $CLIKA_REF_PLUGINS" in result.stdout
     result = run("plugins", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["failures"] == list(installed["failures"])
@@ -297,7 +308,9 @@ def test_explain_unknown_operator_suggests_near_name(run, installed):
     """`explain` answers an unknown operator with similar names."""
     result = run("explain", "rellu")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: no installed plugin declares an operator 'rellu'; near it are relu")
+    assert result.stderr.startswith(
+        "error: cannot find the operator 'rellu': no installed plugin declares it. Did you mean relu"
+    )
 
 
 def test_compile_artifact_runs_with_untraced_batch(run, tmp_path, monkeypatch):
@@ -401,14 +414,17 @@ def test_check_reports_violations_and_unsupported_files(run, tmp_path):
     result = run("check", str(path), "--target", "tensorrt")
     assert result.exit_code == 1
     assert "[integer-type] quantizer: its quantized type is UINT8" in result.stdout
-    told = json.loads(run("check", str(path), "--target", "trt", "--json").stdout)
-    assert {violation["rule"] for violation in told} == {"integer-type", "isolated"}
+    violations = json.loads(run("check", str(path), "--target", "trt", "--json").stdout)
+    assert {violation["rule"] for violation in violations} == {"integer-type", "isolated"}
     for words, message in (
         ([str(path), "--target", "toaster"], "cannot use the target 'toaster': no installed plugin provides it"),
-        ([str(path), "--target", "onnxruntime"], "the target onnxruntime has no rules for files; these have: tensorrt"),
-        ([str(tmp_path / "none.onnx"), "--target", "tensorrt"], "there is no file"),
-        ([str(tmp_path), "--target", "tensorrt"], "is a folder; give the file of a model in it"),
-        ([__file__, "--target", "tensorrt"], "names no model: write the module and what makes the model in it"),
+        (
+            [str(path), "--target", "onnxruntime"],
+            "cannot check files for onnxruntime: it has no rules. Targets with rules: tensorrt",
+        ),
+        ([str(tmp_path / "none.onnx"), "--target", "tensorrt"], "there is no such file"),
+        ([str(tmp_path), "--target", "tensorrt"], "it is a folder. Give a model file in it."),
+        ([__file__, "--target", "tensorrt"], "it is not of the form module:factory. Write for example"),
     ):
         result = run("check", *words)
         assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""Settings of a command: a file, flags that win over it, and what is said where they contradict it."""
+"""Settings of a command: a file, flags that override it, and notes for each conflict."""
 
 import pytest
 from clika_ref_cli.command_settings import (
@@ -66,11 +66,11 @@ def test_resolve_settings_flag_overrides_file_with_note(file, capsys):
     assert settings.prefer_weights_only_quantization is True
     assert found.layer_settings["head.*"].quantization_settings.skip_quantization
     assert capsys.readouterr().err.splitlines() == [
-        f"note: --target ort wins over target_framework in line 2 of {file}",
-        f"note: --option smoothing=off wins over smoothing in line 12 of {file}",
-        f"note: --threshold 0.01 wins over quantization_sensitivity_threshold in line 5 of {file}",
-        f"note: --weights-bits 8 wins over weights_num_bits in line 6 of {file}",
-        f"note: --keep-float head.* wins over head.* in line 8 of {file}",
+        f"note: --target ort overrides target_framework in line 2 of {file}.",
+        f"note: --option smoothing=off overrides smoothing in line 12 of {file}.",
+        f"note: --threshold 0.01 overrides quantization_sensitivity_threshold in line 5 of {file}.",
+        f"note: --weights-bits 8 overrides weights_num_bits in line 6 of {file}.",
+        f"note: --keep-float head.* overrides head.* in line 8 of {file}.",
     ]
 
 
@@ -86,11 +86,13 @@ def test_quantize_arguments_float_file_needs_flag(tmp_path, capsys):
     """`quantize` rejects a file that asks for float, unless a flag overrides it."""
     path = tmp_path / "float.yaml"
     path.write_text("global_quantization_settings: null\n")
-    with pytest.raises(MisuseError, match=r"leaves the model float \(global_quantization_settings: null\); take that"):
+    with pytest.raises(
+        MisuseError, match=r"cannot quantize: .* sets global_quantization_settings to null\. Remove this"
+    ):
         quantize_arguments(resolve_settings(path, Flags()))
     found = quantize_arguments(resolve_settings(path, Flags(quantization=quantization(0.02))))
     assert found["quantization_settings"].quantization_sensitivity_threshold == 0.02
-    said = f"note: --threshold 0.02 wins over global_quantization_settings in line 1 of {path}\n"
+    said = f"note: --threshold 0.02 overrides global_quantization_settings in line 1 of {path}.\n"
     assert capsys.readouterr().err == said
 
 
@@ -98,7 +100,7 @@ def test_float_compile_arguments_ignore_quantization(file, capsys):
     """`compile` ignores quantization settings, with a note."""
     found = float_compile_arguments(resolve_settings(file, Flags()))
     assert (found["quantization_settings"], found["layer_quantization_settings"]) == (None, None)
-    assert "note: compile leaves the model float, and global_quantization_settings of" in capsys.readouterr().err
+    assert "note: `compile` ignores global_quantization_settings of" in capsys.readouterr().err
 
 
 def test_export_deployment_settings_ignore_other_settings(file, capsys):
@@ -106,7 +108,7 @@ def test_export_deployment_settings_ignore_other_settings(file, capsys):
     assert export_deployment_settings(None, None) is None
     assert export_deployment_settings(None, "trt").target == "tensorrt"
     assert export_deployment_settings(file, None) == DeploymentSettings_OpenVINO_ONNX(preset="performance")
-    said = "global_quantization_settings, layer_settings, clika_compile_options change nothing"
+    said = "and ignores global_quantization_settings, layer_settings, clika_compile_options."
     assert said in capsys.readouterr().err
 
 
@@ -114,7 +116,10 @@ def test_export_deployment_settings_ignore_other_settings(file, capsys):
     ("flags", "message"),
     [
         (Flags("toaster"), r"cannot use the target 'toaster': no installed plugin provides it"),
-        (Flags(options=["smoothing"]), r"--option 'smoothing' says no value; write NAME=VALUE, such as smoothing=off"),
+        (
+            Flags(options=["smoothing"]),
+            r"cannot parse --option 'smoothing': it has no value\. Write NAME=VALUE, such as smoothing=off",
+        ),
         (
             Flags(options=["smooth=on"]),
             r"unknown option 'smooth' = 'on'\. Did you mean 'smoothing'\? The options are .*",

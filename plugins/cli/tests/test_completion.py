@@ -1,4 +1,4 @@
-"""Tab completion: commands, options, targets and fields of options, without waiting for what is heavy."""
+"""Tab completion of commands, options, targets and fields of options, without importing PyTorch."""
 
 import os
 import subprocess
@@ -11,8 +11,8 @@ from clika_ref_cli.completion import complete_option, complete_target
 BEGIN = "import sys; sys.argv = ['clika-ref']; from clika_ref_cli.cli import main; main()"
 
 
-def completed(line):
-    """What bash is offered for the last word of a line, by a process of its own."""
+def complete_line(line):
+    """Return the completions that bash gets for the last word of a line, from a new process."""
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     environment = {**os.environ, "_CLIKA_REF_COMPLETE": "complete_bash", **words}
     done = subprocess.run([sys.executable, "-c", BEGIN], env=environment, capture_output=True, text=True, check=False)
@@ -23,14 +23,14 @@ def completed(line):
 @pytest.mark.slow
 def test_completion_commands_options_and_targets():
     """Bash completes commands, options and target names."""
-    assert completed("clika-ref co") == ["compile", "compare", "conformance"]
-    assert "--calibrate" in completed("clika-ref quantize --cal")
-    assert {"openvino", "onnxruntime", "ort", "ov"} <= {*completed("clika-ref compile m --target o")}
+    assert complete_line("clika-ref co") == ["compile", "compare", "conformance"]
+    assert "--calibrate" in complete_line("clika-ref quantize --cal")
+    assert {"openvino", "onnxruntime", "ort", "ov"} <= {*complete_line("clika-ref compile m --target o")}
 
 
 def test_completion_files_left_to_shell():
     """Files are completed by the shell."""
-    assert completed("clika-ref inspect mod") == []
+    assert complete_line("clika-ref inspect mod") == []
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def installed(monkeypatch):
 
     def choose(**owners):
         monkeypatch.setattr(completion, "entry_points", lambda group: [entry(n, o) for n, o in owners.items()])
-        monkeypatch.setattr(completion, "_targets_of", load)
+        monkeypatch.setattr(completion, "_load_target_names", load)
         return loaded
 
     return choose
@@ -74,10 +74,10 @@ def test_complete_target_broken_plugin_offers_no_name(monkeypatch):
     """A broken plugin offers no target."""
     monkeypatch.setattr(completion.importlib, "import_module", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        completion._targets_of(type("Entry", (), {"name": "broken"}))
+        completion._load_target_names(type("Entry", (), {"name": "broken"}))
     registry = type("Registry", (), {"load_registry": lambda _: 1 / 0})
     monkeypatch.setattr(completion.importlib, "import_module", lambda _: registry)
-    assert completion._targets_of(type("Entry", (), {"name": "broken"})) == []
+    assert completion._load_target_names(type("Entry", (), {"name": "broken"})) == []
 
 
 def test_complete_option_fields_and_values():

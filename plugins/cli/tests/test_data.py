@@ -1,4 +1,4 @@
-"""Data named on a command line: shapes, files of tensors and functions; what is read, and what each mistake is told."""
+"""Data in arguments: shapes, files of tensors and functions, and messages for invalid ones."""
 
 import itertools
 import sys
@@ -65,10 +65,10 @@ def test_read_calls_array_in_own_or_given_dtype(place):
 @pytest.mark.parametrize("dtype", [">f4", "<i8", "u1", "?", "f2"])
 def test_read_calls_any_byte_order_and_dtype(place, dtype):
     """Arrays of any byte order and dtype are read."""
-    wanted = np.array([0, 1, 1]).astype(dtype)
-    np.save("x.npy", wanted)
+    array = np.array([0, 1, 1]).astype(dtype)
+    np.save("x.npy", array)
     (call,) = read_calls(["x.npy"])
-    assert call.tolist() == wanted.tolist()
+    assert call.tolist() == array.tolist()
 
 
 def test_read_calls_scalar_array(place):
@@ -109,7 +109,7 @@ def test_read_calls_batch_size_splits_first_dim(place):
     assert [(len(first), len(named["mask"])) for first, named in calls] == [(2, 2), (2, 2), (1, 1)]
     assert shapes(read_calls(["5x2", "3x2"], batch_size=4)) == [(4, 2), (1, 2), (3, 2)]
     with pytest.raises(
-        MisuseError, match=r"--calibrate '5x2,4x2' cannot be cut into batches: its first sides are 4, 5"
+        MisuseError, match=r"--calibrate '5x2,4x2': cannot split it into batches: the sizes of dim 0 are 4, 5\."
     ):
         read_calls(["5x2,4x2"], "--calibrate", batch_size=2)
 
@@ -130,12 +130,14 @@ def test_read_calls_functions_lists_and_loaders(place):
 
 def test_read_calls_failing_function_named(place):
     """An error of a data function names the function."""
-    with pytest.raises(MisuseError, match=rf"{place}:fails\(\) raised ZeroDivisionError: at once; --debug shows where"):
+    with pytest.raises(
+        MisuseError, match=rf"cannot call {place}:fails\(\) .*: it raised ZeroDivisionError: at once\. --debug"
+    ):
         read_calls([f"{place}:fails"])
     later = iter(read_calls([f"{place}:fails_later"]))
     next(later)
     with pytest.raises(
-        MisuseError, match=rf"^{place}:fails_later raised ZeroDivisionError: later; --debug shows where"
+        MisuseError, match=rf"cannot read batches of {place}:fails_later: it raised ZeroDivisionError: later\. --debug"
     ):
         next(later)
 
@@ -145,22 +147,28 @@ def test_read_calls_failing_function_named(place):
     [
         (
             "{}:number",
-            r"--input data_of_a_test_\d+:number is of type int; name a list of batches, or a function that yields",
+            r"--input data_of_a_test_\d+:number: it is of type int\. Name a list of batches, or a function that yields",
         ),
-        ("{}:mapped", r":mapped is of type dict; name a list of batches"),
-        ("{}:generate", r"has no 'generate'; did you mean generated\?"),
-        ("absent_module:batches", r"no module named 'absent_module'; run this in the folder that holds it"),
+        ("{}:mapped", r":mapped: it is of type dict\. Name a list of batches"),
+        ("{}:generate", r"has no 'generate'\. Did you mean generated\?"),
+        ("absent_module:batches", r"there is no module 'absent_module'\. Run this in its folder"),
         ("absent.npz", r"--input: cannot read absent\.npz: No such file"),
         ("x=absent.npy", r"--input 'x=absent\.npy': cannot read absent\.npy: No such file"),
-        ("junk.npy", r"--input 'junk\.npy': junk\.npy holds no tensors that can be read: "),
-        ("junk.npz", r"--input: junk\.npz holds no tensors that can be read: "),
-        ("junk.safetensors", r"--input: junk\.safetensors holds no tensors that can be read: "),
-        ("objects.npy", r"objects\.npy holds no tensors that can be read: what it holds is a pickle, which may run"),
-        ("words.npy", r"words\.npy holds no tensors that can be read: "),
-        ("folder/x.txt", r"cannot read 'folder/x\.txt'; write sides joined by x"),
-        pytest.param("x" * 999, r"cannot read 'x+'; write sides joined by x", id="long"),
-        ("folder", r"cannot read 'folder': it is a folder; write sides joined by x"),
-        ("photo.jpg", r"cannot read 'photo\.jpg': files that end in '\.jpg' are not read; write sides joined by x"),
+        ("junk.npy", r"--input 'junk\.npy': cannot read tensors from junk\.npy: "),
+        ("junk.npz", r"--input: cannot read tensors from junk\.npz: "),
+        ("junk.safetensors", r"--input: cannot read tensors from junk\.safetensors: "),
+        (
+            "objects.npy",
+            r"cannot read tensors from objects\.npy: it is no NumPy array, or contains a pickle, which could run",
+        ),
+        ("words.npy", r"cannot read tensors from words\.npy: "),
+        ("folder/x.txt", r"cannot parse 'folder/x\.txt'\. Write dims joined by x"),
+        pytest.param("x" * 999, r"cannot parse 'x+'\. Write dims joined by x", id="long"),
+        ("folder", r"cannot parse 'folder': it is a folder\. Write dims joined by x"),
+        (
+            "photo.jpg",
+            r"cannot parse 'photo\.jpg': files with the suffix '\.jpg' are not supported\. Write dims joined",
+        ),
     ],
 )
 def test_read_calls_unreadable_source_reports_reason(place, text, message):
@@ -181,10 +189,12 @@ def test_read_calls_implicit_float64_prints_note(place, capsys):
     np.save("x.npy", np.zeros((2, 3)))
     np.savez("calls.npz", np.zeros((2, 3)))
     read_calls(["x.npy"])
-    said = "note: --input 'x.npy': it holds floats of 64 bits, as NumPy's own are; most models take float32:x.npy\n"
+    said = "note: --input 'x.npy': it contains float64, NumPy's default. Most models expect float32:x.npy.\n"
     assert capsys.readouterr().err == said
     read_calls(["calls.npz"])
-    assert capsys.readouterr().err.startswith("note: --input calls.npz: it holds floats of 64 bits, as NumPy's own are")
+    assert capsys.readouterr().err.startswith(
+        "note: --input calls.npz: it contains float64, NumPy's default. Most models expect float32."
+    )
     np.save("y.npy", np.zeros((2, 3), np.float32))
     read_calls(["float64:x.npy", "float32:x.npy", "y.npy", "float64:2x3"])
     assert capsys.readouterr().err == ""
@@ -194,7 +204,9 @@ def test_read_single_call_rejects_several(place):
     """A single call is returned; several raise an error."""
     assert read_single_call([]) is None
     assert read_single_call(["2x3"]).shape == (2, 3)
-    with pytest.raises(MisuseError, match="--input stands for 2 calls where one is wanted; give one"):
+    with pytest.raises(
+        MisuseError, match=r"cannot use 2 calls of --input: the comparison needs one. Give --input for one call."
+    ):
         read_single_call(["2x3", "2x3"])
 
 
@@ -210,4 +222,6 @@ def test_note_random_calibration_shapes_only(capsys):
     note_random_calibration(["x.npy", "data:batches", "mask=x.npy"], "--calibrate")
     assert capsys.readouterr().err == ""
     note_random_calibration(["x=1x3,y=x.npy"], "--calibrate")
-    assert capsys.readouterr().err.startswith("note: --calibrate x=1x3,y=x.npy draws random numbers")
+    assert capsys.readouterr().err.startswith(
+        "note: --calibrate x=1x3,y=x.npy draws random numbers. Their ranges differ"
+    )

@@ -1,4 +1,4 @@
-"""What ``clika-ref new-plugin`` writes: in this project's style, installed by pip, and passing its tests as written."""
+"""Plugins written by ``clika-ref new-plugin``: they follow our style, install, and pass their tests unchanged."""
 
 import json
 import re
@@ -65,10 +65,10 @@ def test_new_plugin_two_plugins_install_and_pass_tests(environment, tmp_path):
     """Two generated plugins install together and pass their tests unchanged."""
     steps = {}
     for name in NAMES:
-        told = json.loads(environment.run("clika-ref", "new-plugin", name, "--json", cwd=tmp_path))
-        (change, *folders), (pip, *install), steps[name] = map(shlex.split, told["next"])
-        assert (change, folders, pip) == ("cd", [told["folder"]], "pip")
-        environment.run(pip, *install, cwd=tmp_path / told["folder"])
+        result = json.loads(environment.run("clika-ref", "new-plugin", name, "--json", cwd=tmp_path))
+        (change, *folders), (pip, *install), steps[name] = map(shlex.split, result["next"])
+        assert (change, folders, pip) == ("cd", [result["folder"]], "pip")
+        environment.run(pip, *install, cwd=tmp_path / result["folder"])
     shown = environment.run("clika-ref", "plugins", "--names", cwd=tmp_path)
     for name in NAMES:
         assert f"{name} passes: fuse-{name}-squared-relu" in shown

@@ -1,4 +1,4 @@
-"""What is installed, and what is known of an operator."""
+"""Facts about installed plugins and operators."""
 
 import inspect
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from clika_ref_cli import plugin_facts
 from clika_ref_cli.plugin_facts import (
-    counts_of,
+    count_items,
     find_operator,
+    find_source_location,
+    list_operator_facts,
     load_installed_plugins,
-    operator_facts,
-    source_location,
 )
 
 from clika_ref.core.errors import ModelError, PluginError
@@ -58,10 +58,13 @@ def test_find_operator_by_name_or_aten_call(registry, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("liner", r"no installed plugin declares an operator 'liner'; near it are linear; `clika-ref plugins --names`"),
-        ("aten.linear.out", r"near it are aten\.linear\.default"),
-        ("rand", r"near it are rand_like"),
-        ("zzz", r"no installed plugin declares an operator 'zzz'; `clika-ref plugins --names` lists all"),
+        (
+            "liner",
+            r"cannot find the operator 'liner': no installed plugin declares it\. Did you mean linear\? Run `clika-ref",
+        ),
+        ("aten.linear.out", r"Did you mean aten\.linear\.default"),
+        ("rand", r"Did you mean rand_like"),
+        ("zzz", r"cannot find the operator 'zzz': no installed plugin declares it\. Run `clika-ref plugins --names`\."),
     ],
 )
 def test_find_operator_unknown_suggests_near_names(registry, text, message):
@@ -73,7 +76,7 @@ def test_find_operator_unknown_suggests_near_names(registry, text, message):
 def test_operator_facts_lists_all_facts(registry):
     """All facts about an operator are listed."""
     line = inspect.getsourcelines(lower)[1]
-    facts = dict(operator_facts(registry, linear))
+    facts = dict(list_operator_facts(registry, linear))
     assert facts["schema"] == (
         "linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor"
     )
@@ -81,32 +84,32 @@ def test_operator_facts_lists_all_facts(registry):
     assert facts["ATen calls"] == "aten.linear.default"
     assert facts["quantization"] == "compute (weight 1, axis 0, bias 2)"
     assert facts["rounding error"] == "compose"
-    assert facts["repeatable"] == "yes"
+    assert facts["deterministic"] == "yes"
     assert facts["ONNX lowering"].endswith(f"test_inspection.py:{line}")
     assert facts["samples"] == "none"
     assert facts["plugin"] == "'mine' (my-distribution 1.2)"
-    other = dict(operator_facts(registry, rand_like))
+    other = dict(list_operator_facts(registry, rand_like))
     assert other["meaning"] == "not documented"
-    assert other["repeatable"] == "no: two calls with equal operands may differ"
+    assert other["deterministic"] == "no"
     assert other["quantization"] == "keep-float"
 
 
-def test_source_location_relative_to_working_directory(tmp_path, monkeypatch):
+def test_find_source_location_relative_to_working_directory(tmp_path, monkeypatch):
     """A file below the working directory is shown by its relative path."""
     code = compile("def f(): pass", str(tmp_path / "folder" / "file.py"), "exec")
     (function,) = [torch.nn.Module.__init__.__class__(code.co_consts[0], {})]
     monkeypatch.chdir(tmp_path)
-    assert source_location(function) in {"folder/file.py:1", "folder\\file.py:1"}
-    assert source_location(torch.relu) == "builtins.builtin_function_or_method"
+    assert find_source_location(function) in {"folder/file.py:1", "folder\\file.py:1"}
+    assert find_source_location(torch.relu) == "builtins.builtin_function_or_method"
 
 
-def test_counts_of_omits_zero_counts():
+def test_count_items_omits_zero_counts():
     """Counts of zero are omitted."""
-    assert counts_of(PLUGIN) == "2 operators"
-    assert counts_of(Plugin("a", "b", "1", operators=(linear,), passes=(1, 2), targets=(3,), visualizers=(4,))) == (
+    assert count_items(PLUGIN) == "2 operators"
+    assert count_items(Plugin("a", "b", "1", operators=(linear,), passes=(1, 2), targets=(3,), visualizers=(4,))) == (
         "1 operator, 2 passes, 1 target, 1 visualizer"
     )
-    assert counts_of(Plugin("a", "b", "1")) == "nothing"
+    assert count_items(Plugin("a", "b", "1")) == "nothing"
 
 
 class Entry:
@@ -153,7 +156,7 @@ def test_load_installed_plugins_broken_keeps_others(environment):
             }
         ],
         "failures": ["'broken' = b.plugin (b 0.1): ImportError: no c"],
-        "left_out": [],
+        "excluded": [],
     }
 
 
@@ -171,5 +174,5 @@ def test_load_installed_plugins_excluded_plugin_listed(environment, monkeypatch)
     environment("broken", "good")
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "good, absent")
     installed = load_installed_plugins()
-    assert installed.failures == ("'absent', which $CLIKA_REF_PLUGINS names, is not installed",)
-    assert installed.left_out == ("broken",)
+    assert installed.failures == ("$CLIKA_REF_PLUGINS names 'absent', which is not installed",)
+    assert installed.excluded == ("broken",)

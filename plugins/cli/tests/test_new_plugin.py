@@ -1,4 +1,4 @@
-"""``clika-ref new-plugin``: which names it takes, what it writes, and that nothing is ever half written."""
+"""``clika-ref new-plugin``: valid names, written files, and complete or no output."""
 
 import importlib.metadata
 import json
@@ -39,7 +39,7 @@ def test_new_plugin_writes_distribution_and_next_steps(run, tmp_path):
     assert {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} == FILES
     assert list(tmp_path.iterdir()) == [folder]
     assert result.stdout.splitlines() == [
-        "clika-ref-my-ops  7 files, of which clika_ref_my_ops/plugin.py is the one to change first. Next:",
+        "clika-ref-my-ops  7 files. Change clika_ref_my_ops/plugin.py first. Next:",
         "  cd clika-ref-my-ops",
         '  pip install -e ".[test]"',
         "  pytest",
@@ -56,19 +56,19 @@ def test_new_plugin_without_the_suite_says_what_its_tests_need(run, monkeypatch)
 
     monkeypatch.setattr("importlib.metadata.distribution", without_suite)
     assert run("my-ops").stdout.splitlines()[-1] == (
-        "Its tests need clika-ref-conformance, which is not installed: pip install clika-ref-conformance "
-        "(in a clone: pip install conformance; from wheels: add --find-links FOLDER)"
+        "Its tests need clika-ref-conformance, which is not installed. Run pip install clika-ref-conformance "
+        "(in a clone: pip install conformance; from wheels: add --find-links FOLDER)."
     )
 
 
 def test_new_plugin_json_and_into_folder(run, tmp_path):
     """`--json` reports the same facts, and `--into` selects another folder."""
     (tmp_path / "some where").mkdir()
-    told = json.loads(run("my-ops", "--into", "some where", "--json").stdout)
-    assert told["folder"] == "some where/clika-ref-my-ops"
-    assert set(told["files"]) == FILES
-    assert told["next"][0] == "cd 'some where/clika-ref-my-ops'"
-    assert all((tmp_path / told["folder"] / file).is_file() for file in told["files"])
+    result = json.loads(run("my-ops", "--into", "some where", "--json").stdout)
+    assert result["folder"] == "some where/clika-ref-my-ops"
+    assert set(result["files"]) == FILES
+    assert result["next"][0] == "cd 'some where/clika-ref-my-ops'"
+    assert all((tmp_path / result["folder"] / file).is_file() for file in result["files"])
 
 
 def test_render_plugin_files_metadata_matches_project():
@@ -89,18 +89,24 @@ def test_reserved_names_match_own_distributions():
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("My_Ops", r"'My_Ops' names no plugin: write lower-case letters, .*; for example my-ops"),
-        ("clika-ref-my-ops", "and without clika-ref, which is put before it; for example my-ops"),
-        ("clika-ref", "for example my-ops"),
-        ("3d ops", "a letter first, 30 characters at most, .* for example d-ops"),
-        ("two--hyphens", "for example two-hyphens"),
-        ("../up", "for example up"),
-        ("größe", "for example gr-e"),
-        ("", "for example my-ops"),
-        ("a" * (MAX_NAME_LENGTH + 1), f"for example {'a' * MAX_NAME_LENGTH}"),
-        ("aten", "aten is the name of clika-ref-aten, which belongs to clika-ref: choose another one"),
-        ("conformance", "is the name of clika-ref-conformance"),
-        ("reference", "reference is the name of a plugin of clika-ref-example, which is installed: choose another one"),
+        ("My_Ops", r"cannot name a plugin 'My_Ops'\. Use at most 30 lower-case letters, .*\. For example: my-ops"),
+        ("clika-ref-my-ops", "The prefix clika-ref is added to it. For example: my-ops"),
+        ("clika-ref", "For example: my-ops"),
+        ("3d ops", "with a letter first.* For example: d-ops"),
+        ("two--hyphens", "For example: two-hyphens"),
+        ("../up", "For example: up"),
+        ("größe", "For example: gr-e"),
+        ("", "For example: my-ops"),
+        ("a" * (MAX_NAME_LENGTH + 1), f"For example: {'a' * MAX_NAME_LENGTH}"),
+        (
+            "aten",
+            "cannot name a plugin 'aten': it is the name of clika-ref-aten, a part of clika-ref. Choose another name.",
+        ),
+        ("conformance", "it is the name of clika-ref-conformance"),
+        (
+            "reference",
+            "'reference': it is the name of a plugin of clika-ref-example, which is installed. Choose another name.",
+        ),
     ],
 )
 def test_new_plugin_invalid_or_reserved_name_exits_2(run, tmp_path, name, problem):
@@ -132,7 +138,10 @@ def test_new_plugin_existing_path_not_overwritten(run, tmp_path, kind):
         place.symlink_to("nowhere")
     result = run("my-ops")
     assert result.exit_code == 2
-    assert "error: clika-ref-my-ops is there already: choose another name or another folder (--into)" in result.stderr
+    assert (
+        "error: cannot write clika-ref-my-ops: it exists. Choose another name or another folder (--into)"
+        in result.stderr
+    )
     assert list(tmp_path.iterdir()) == [place]
     assert kind != "folder" or list(place.iterdir()) == []
 
@@ -141,7 +150,7 @@ def test_new_plugin_missing_folder_not_created(run, tmp_path):
     """A missing target folder is not created."""
     result = run("my-ops", "--into", "gone")
     assert result.exit_code == 2
-    assert "--into: there is no folder gone to write to; make it first" in result.stderr
+    assert "--into: cannot write to gone: there is no such folder. Create it first." in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Where commands write: what is no place for it is told before the work begins."""
+"""Output paths of commands: invalid ones are rejected before the work begins."""
 
 import os
 import re
@@ -35,8 +35,8 @@ def test_check_output_paths_no_output_accepted():
     [
         ("folder", "-o: cannot write '.*folder': it is a folder. Add a file name"),
         ("/dev/null", "-o: cannot write '/dev/null': it is a device, pipe or socket, not a plain file. Choose another"),
-        ("gone/new.onnx", "-o: there is no folder gone to write to; make it first"),
-        ("there/new.onnx", "-o: there is no folder there to write to; make it first"),
+        ("gone/new.onnx", "-o: cannot write gone/new.onnx: there is no folder gone. Create it first."),
+        ("there/new.onnx", "-o: cannot write there/new.onnx: there is no folder there. Create it first."),
         ("nu\0ll", "-o: cannot write '.*': .*null (byte|character).*. Choose a path without it"),
     ],
 )
@@ -49,7 +49,7 @@ def test_check_output_paths_unwritable_path_names_option(here, place, said):
 def test_check_output_paths_read_only_folder_raises(here, monkeypatch):
     """A folder without write permission raises an error."""
     monkeypatch.setattr(os, "access", lambda path, how: False)
-    with pytest.raises(MisuseError, match=f"-o: the folder {here} cannot be written to; choose another one"):
+    with pytest.raises(MisuseError, match=f"-o: cannot write .*: the folder {here} is read-only. Choose another one."):
         check_output_paths({"-o": here / "new.onnx"}, "give -o")
 
 
@@ -57,7 +57,7 @@ def test_check_output_paths_read_only_folder_raises(here, monkeypatch):
 @pytest.mark.parametrize("word", ["there", "link", "ids=there", "float32:there,1x3", "folder/../there"])
 def test_check_output_paths_input_file_rejected(here, place, word):
     """An output that is also an input raises an error."""
-    said = re.escape(f"--save: {here / place} is read here, and would be written over; choose another name")
+    said = re.escape(f"--save: cannot write {here / place}: it is also an input. Choose another name.")
     with pytest.raises(MisuseError, match=said):
         check_output_paths({"--save": here / place}, "give -o", ["1x3", "my_model:Net", word])
 

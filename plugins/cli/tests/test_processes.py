@@ -11,7 +11,7 @@ import time
 import pytest
 
 HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-"""What a process needs that was started where SIGINT is ignored, as behind the & of a script."""
+"""Restore SIGINT in a process whose parent ignores it, such as a script that starts it with ``&``."""
 
 BEGIN = f"{HEEDING}; from clika_ref_cli.cli import main"
 
@@ -43,7 +43,7 @@ def load(self, artifact):
 OnnxRuntime.load = load
 """
 
-LAST = "interrupted: no file was left half written, and what was there before is as it was"
+LAST = "interrupted: existing files are unchanged, and no incomplete file was written"
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_targets_on_terminal_draws_bar_on_stderr(folder):
 
 
 def read_all(descriptor):
-    """Read a terminal to its end, which Linux tells by an error."""
+    """Read a terminal to its end, which Linux reports as an error."""
     shown = b""
     try:
         while part := os.read(descriptor, 4096):

@@ -1,10 +1,10 @@
-"""``clika-ref report``: of a model in integers, of a saved one, in float, and how it ends where it cannot."""
+"""``clika-ref report``: of an INT8 model, a saved module and a float model, and messages for invalid arguments."""
 
 import json
 
 import pytest
 from clika_ref_cli import cli
-from reported_nets import in_integers, told_in
+from reported_nets import compile_int8, read_contents
 from typer.testing import CliRunner
 
 SOURCE = """
@@ -35,19 +35,19 @@ def here(tmp_path, monkeypatch):
 
 def test_report_model_quantized_with_other_target(here):
     """A model is quantized and reported for its target and another one."""
-    words = ("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.html", "--beside", "ov")
+    words = ("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.html", "--compare-with", "ov")
     done = clika_ref(*words, "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["report"]["file"] == "report.html"
-    found = told_in(here / "report.html")
+    result = json.loads(done.stdout)
+    assert result["report"]["file"] == "report.html"
+    found = read_contents(here / "report.html")
     assert [row["target"] for row in found["targets"]] == ["onnxruntime", "openvino"]
-    assert told["report"]["bytes"] == (here / "report.html").stat().st_size
+    assert result["report"]["bytes"] == (here / "report.html").stat().st_size
 
 
 def test_report_saved_module_or_float_model(here):
     """A saved module and a float model are reported."""
-    in_integers().clika_save(here / "saved")
+    compile_int8().clika_save(here / "saved")
     for words in (("saved",), ("nets_to_report:Net", "--input", "4x32")):
         done = clika_ref(*words, "-o", "report.html")
         assert done.exit_code == 0, done.output
@@ -57,19 +57,22 @@ def test_report_saved_module_or_float_model(here):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nets_to_report:Net",), "give -o FILE.html to write to"),
-        (("nets_to_report:Net", "-o", "r.html"), "give --calibrate DATA for a report in integers, or --input"),
-        (("saved", "-o", "r.html", "--target", "ov"), "name others with --beside"),
-        (("saved", "-o", "r.html", "--settings", "settings.yaml"), "this one is a saved module; leave them out"),
+        (("nets_to_report:Net",), "there is no output path. Give -o FILE.html."),
         (
-            ("saved", "-o", "r.html", "--beside", "nowhere"),
+            ("nets_to_report:Net", "-o", "r.html"),
+            "there is no data. Give --calibrate DATA for an INT8 report, or --input",
+        ),
+        (("saved", "-o", "r.html", "--target", "ov"), "Compare it with other targets by --compare-with"),
+        (("saved", "-o", "r.html", "--settings", "settings.yaml"), "it is already compiled. Omit --settings."),
+        (
+            ("saved", "-o", "r.html", "--compare-with", "nowhere"),
             "cannot use the target 'nowhere': no installed plugin provides it",
         ),
     ],
 )
 def test_report_misuse_exits_2(here, words, said):
     """Missing or contradictory arguments exit with 2 and leave no file."""
-    in_integers().clika_save(here / "saved")
+    compile_int8().clika_save(here / "saved")
     (here / "settings.yaml").write_text("{}\n")
     done = clika_ref(*words)
     assert done.exit_code == 2

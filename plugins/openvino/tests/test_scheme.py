@@ -79,7 +79,7 @@ def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
     module = compiled(layer, behind, x, smoothing="off" if name == "moved" else "auto")  # a quotient is no move
     found = module.clika_explain()
     assert sum(node.planned == "int8" for node in found.nodes) == count
-    assert not found.missed, str(found)
+    assert not found.not_quantized, str(found)
     assert found.share() == 1.0
     artifact = module.clika_export(tmp_path / "model.onnx")  # which is compared with the module
     assert artifact.target == "openvino"
@@ -163,7 +163,7 @@ def test_preset_performance_uses_middle_zero_point():
     assert mixed.zero_point != 128
     found = module.clika_explain()
     assert sum(node.planned == "int8" for node in found.nodes) == count
-    assert not found.missed
+    assert not found.not_quantized
 
 
 def test_preset_unknown_raises():

@@ -78,7 +78,7 @@ def test_shapes_by_exported_names_ignored_by_explain(tmp_path):
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:8x3x16x16" in artifact.facts["trtexec"]
     assert module.clika_explain(deployment).share() == 1.0
     (row,) = module.clika_compare_targets(deployment).rows
-    assert (row.share, row.refusal) == (1.0, "")
+    assert (row.share, row.unsupported_reason) == (1.0, "")
     with pytest.raises(TargetError, match="shapes: 'N' is not a dynamic dim of Net, which has 'batch'"):
         module.clika_export(tmp_path / "other.onnx", deployment_settings=deployment)
 

@@ -335,7 +335,7 @@ def test_missing_emulator_still_writes_file(tmp_path, monkeypatch):
     assert f"not compared: {message}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     assert module.clika_explain().share() == 1.0
     (row,) = module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
-    assert (row.layers, row.share, row.refusal) == (7, 1.0, "")
+    assert (row.layers, row.share, row.unsupported_reason) == (7, 1.0, "")
     assert TensorRt().unavailable_reason() == message
     with pytest.raises(TargetError, match=message):
         TensorRt().load(artifact)

@@ -1,6 +1,6 @@
 """Layout of a drawing. Each group is laid out on its own, innermost first, so that it stays together and can be folded.
 
-Layers of a group run from top to bottom. A value enters a group at its upper border and leaves at its lower border.
+Layers of a group run from top to bottom. Tensors enter a group at its upper border and leave at its lower border.
 For the enclosing group, a group is an item like a box.
 """
 
@@ -15,11 +15,11 @@ from clika_ref_visualize.pictures.drawing import Box, BoxGroup, Edge, PictureDra
 from clika_ref_visualize.pictures.layers import (
     Item,
     Link,
-    Step,
+    Segment,
+    add_dummies,
     add_lanes,
-    add_stations,
     assign_layers,
-    split_into_steps,
+    split_into_segments,
     split_links_by_length,
 )
 from clika_ref_visualize.pictures.ordering import order_layers
@@ -29,8 +29,8 @@ from clika_ref_visualize.pictures.style import (
     GROUP_TITLE_HEIGHT,
     MAX_LAYER_GAP,
     MIN_LAYER_GAP,
-    band_width,
-    size_of,
+    measure_box,
+    measure_title,
 )
 
 
@@ -51,9 +51,9 @@ class Route:
     """The part of an edge inside one group: between two members, or between a member and a border of the group."""
 
     edge: Edge
-    """The first edge of this route; other edges that carry the same value may continue it."""
+    """The first edge of this route; other edges of the same tensor may continue it."""
     source: int | None
-    """Index of a member; None if the route enters the group or branches off a route of the same value."""
+    """Index of a member; None if the route enters the group or branches off a route of the same tensor."""
     target: int | None
     """None if the route leaves the group."""
     columns: Sequence[tuple[float, int]]
@@ -77,7 +77,7 @@ class Arrangement:
     gaps: list[float] = field(default_factory=list[float])
     """Gap below each layer."""
     entries: dict[str, float] = field(default_factory=dict[str, float])
-    """x positions of entering values, by the ``carries`` of their edges."""
+    """x positions of entering tensors, by the ``carries`` of their edges."""
     exits: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -96,14 +96,14 @@ class _LocalEdges:
     def __init__(self, drawing: PictureDrawing) -> None:
         self._path: dict[str, tuple[str, ...]] = {}
         self.inside: dict[str, list[_LocalEdge]] = {}
-        """Edges by group key, each distinct way once."""
+        """Edges by group key, each distinct one once."""
         self._index_paths(drawing.root, ())
         seen: set[tuple[str, str | None, str | None, str]] = set()
         for edge in drawing.edges:
             for group, source, target in self._split_by_group(edge):
-                way = (group, source, target, edge.carries)
-                if way not in seen:
-                    seen.add(way)
+                key = (group, source, target, edge.carries)
+                if key not in seen:
+                    seen.add(key)
                     self.inside.setdefault(group, []).append((source, target, edge))
 
     def _index_paths(self, group: BoxGroup, path: tuple[str, ...]) -> None:
@@ -115,7 +115,7 @@ class _LocalEdges:
                 self._path[member.key] = (*path, member.key)
 
     def _split_by_group(self, edge: Edge) -> list[tuple[str, str | None, str | None]]:
-        """Return the groups that an edge crosses, with the members or borders at its ends there."""
+        """Return the groups that an edge crosses, with its source and target members, or borders, in each."""
         above, below = self._path[edge.source], self._path[edge.target]
         shared = 0
         while above[shared] == below[shared]:
@@ -126,123 +126,128 @@ class _LocalEdges:
         return parts
 
 
-def _arrange_group(group: BoxGroup, ways: _LocalEdges, depth: int) -> Arrangement:
+def _arrange_group(group: BoxGroup, local_edges: _LocalEdges, depth: int) -> Arrangement:
     inner: list[Box | Arrangement] = [
-        _arrange_group(member, ways, depth + 1) if isinstance(member, BoxGroup) else member for member in group.members
+        _arrange_group(member, local_edges, depth + 1) if isinstance(member, BoxGroup) else member
+        for member in group.members
     ]
-    found = Arrangement(group, band=GROUP_TITLE_HEIGHT if depth else 0.0)
-    inside = ways.inside.get(group.key, [])
+    arrangement = Arrangement(group, band=GROUP_TITLE_HEIGHT if depth else 0.0)
+    inside = local_edges.inside.get(group.key, [])
     entering = _number_values(edge for source, _, edge in inside if source is None)
     leaving = _number_values(edge for _, target, edge in inside if target is None)
-    extents = [*((0.0, 0.0) for _ in entering), *map(_extent, inner), *((0.0, 0.0) for _ in leaving)]
+    extents = [*((0.0, 0.0) for _ in entering), *map(_measure_member, inner), *((0.0, 0.0) for _ in leaving)]
     items = [Item(*extent) for extent in extents]
     index = {member.key: len(entering) + i for i, member in enumerate(group.members)}
-    links = [_make_link(way, inner, index, (entering, leaving)) for way in inside]
+    links = [_make_link(local_edge, inner, index, (entering, leaving)) for local_edge in inside]
     assign_layers(items, links, len(entering), len(leaving))
     near, far = split_links_by_length(items, links)
-    ways_past = add_stations(items, near)
-    steps = split_into_steps(near)
-    layers = order_layers(items, steps)
-    assign_coordinates(items, layers, steps, ways_past)
+    routes = add_dummies(items, near)
+    segments = split_into_segments(near)
+    layers = order_layers(items, segments)
+    assign_coordinates(items, layers, segments, routes)
     add_lanes(items, far)
-    _measure(found, items, layers, steps)
+    _measure_group(arrangement, items, layers, segments)
     first = len(entering)
-    found.members = [
+    arrangement.members = [
         PlacedMember(member, item.x, 0.0, item.width, item.height, item.layer)
         for member, item in zip(inner, items[first:], strict=False)
     ]
-    found.routes = [_make_route(way, link, items, first) for way, link in zip(inside, links, strict=True)]
-    found.entries = {name: items[i].x for i, name in enumerate(entering)}
-    found.exits = {name: items[first + len(inner) + i].x for i, name in enumerate(leaving)}
-    stack_layers(found)
-    return found
+    arrangement.routes = [
+        _make_route(local_edge, link, items, first) for local_edge, link in zip(inside, links, strict=True)
+    ]
+    arrangement.entries = {name: items[i].x for i, name in enumerate(entering)}
+    arrangement.exits = {name: items[first + len(inner) + i].x for i, name in enumerate(leaving)}
+    stack_layers(arrangement)
+    return arrangement
 
 
 def _number_values(edges: Iterable[Edge]) -> dict[str, int]:
     """Return the index of each distinct ``carries``, in order of first use."""
-    return {carries: place for place, carries in enumerate(dict.fromkeys(edge.carries for edge in edges))}
+    return {carries: index for index, carries in enumerate(dict.fromkeys(edge.carries for edge in edges))}
 
 
-def _extent(member: Box | Arrangement) -> tuple[float, float]:
-    return size_of(member) if isinstance(member, Box) else (member.width, member.height)
+def _measure_member(member: Box | Arrangement) -> tuple[float, float]:
+    return measure_box(member) if isinstance(member, Box) else (member.width, member.height)
 
 
 def _make_link(
-    way: _LocalEdge,
+    local_edge: _LocalEdge,
     inner: Sequence[Box | Arrangement],
     index: dict[str, int],
     borders: tuple[Mapping[str, int], Mapping[str, int]],
 ) -> Link:
     """Return the link of an edge between items. Items are numbered entries first, then members, then exits."""
-    (source, target, edge), (entering, leaving) = way, borders
+    (source, target, edge), (entering, leaving) = local_edge, borders
     if source is None:
         start, start_x = entering[edge.carries], 0.0
     else:
         start = index[source]
-        made = inner[start - len(entering)]
-        start_x = size_of(made)[0] / 2 if isinstance(made, Box) else made.exits[edge.carries]
+        producer = inner[start - len(entering)]
+        start_x = measure_box(producer)[0] / 2 if isinstance(producer, Box) else producer.exits[edge.carries]
     if target is None:
         end, end_x = len(entering) + len(inner) + leaving[edge.carries], 0.0
     else:
         end = index[target]
         reader = inner[end - len(entering)]
-        end_x = size_of(reader)[0] / 2 if isinstance(reader, Box) else reader.entries[edge.carries]
+        end_x = measure_box(reader)[0] / 2 if isinstance(reader, Box) else reader.entries[edge.carries]
     return Link(start, end, start_x, end_x, edge.carries)
 
 
-def _measure(found: Arrangement, items: Sequence[Item], layers: Sequence[Sequence[int]], steps: Sequence[Step]) -> None:
+def _measure_group(
+    arrangement: Arrangement, items: Sequence[Item], layers: Sequence[Sequence[int]], segments: Sequence[Segment]
+) -> None:
     """Compute the height of each layer, the gaps between them, and the size of the group."""
-    found.heights = [max((items[i].height for i in layer), default=0.0) for layer in layers]
+    arrangement.heights = [max((items[i].height for i in layer), default=0.0) for layer in layers]
     shifts = [0.0] * len(layers)
-    for step in steps:
-        upper, lower = items[step.upper], items[step.lower]
-        shift = abs(upper.x + step.upper_x - lower.x - step.lower_x)
+    for segment in segments:
+        upper, lower = items[segment.upper], items[segment.lower]
+        shift = abs(upper.x + segment.upper_x - lower.x - segment.lower_x)
         shifts[upper.layer] = max(shifts[upper.layer], shift)
-    found.gaps = [round(min(MIN_LAYER_GAP + GAP_PER_SHIFT * shift, MAX_LAYER_GAP), 1) for shift in shifts]
-    if found.gaps:
-        found.gaps[-1] = 0.0
+    arrangement.gaps = [round(min(MIN_LAYER_GAP + GAP_PER_SHIFT * shift, MAX_LAYER_GAP), 1) for shift in shifts]
+    if arrangement.gaps:
+        arrangement.gaps[-1] = 0.0
     right = max((item.x + item.width for item in items), default=0.0)
-    margin = GROUP_MARGIN if found.band else 0.0
-    found.width = max(right + 2 * margin, band_width(found.group) if found.band else 0.0)
-    shift = (found.width - right) / 2
+    margin = GROUP_MARGIN if arrangement.band else 0.0
+    arrangement.width = max(right + 2 * margin, measure_title(arrangement.group) if arrangement.band else 0.0)
+    shift = (arrangement.width - right) / 2
     for item in items:
         item.x = round(item.x + shift, 1)
 
 
-def _make_route(way: _LocalEdge, link: Link, items: Sequence[Item], first: int) -> Route:
+def _make_route(local_edge: _LocalEdge, link: Link, items: Sequence[Item], first: int) -> Route:
     """Return the route of a link, after all items have positions. Members begin at index ``first``."""
-    source, target, edge = way
+    source, target, edge = local_edge
     start, end = items[link.source], items[link.target]
     columns = [] if link.branches_off else [(start.x + link.source_x, start.layer)]
-    columns += [(items[i].x, items[i].layer) for i in link.stations]
+    columns += [(items[i].x, items[i].layer) for i in link.dummies]
     columns.append((end.x + link.target_x, end.layer))
-    begins = source is not None and not link.branches_off
-    ends = (link.source - first if begins else None, None if target is None else link.target - first)
+    has_source = source is not None and not link.branches_off
+    ends = (link.source - first if has_source else None, None if target is None else link.target - first)
     return Route(edge, *ends, [(round(x, 1), layer) for x, layer in columns])
 
 
-def stack_layers(found: Arrangement) -> None:
+def stack_layers(arrangement: Arrangement) -> None:
     """Stack the layers of a group from top to bottom, and center each member vertically in its layer."""
-    y = found.band + (GROUP_MARGIN if found.band and not found.entries else 0.0)
-    found.tops = []
-    for height, gap in zip(found.heights, found.gaps, strict=True):
-        found.tops.append(y)
+    y = arrangement.band + (GROUP_MARGIN if arrangement.band and not arrangement.entries else 0.0)
+    arrangement.tops = []
+    for height, gap in zip(arrangement.heights, arrangement.gaps, strict=True):
+        arrangement.tops.append(y)
         y += height + gap
-    found.height = y + (GROUP_MARGIN if found.band and not found.exits else 0.0)
-    for member in found.members:
-        room = found.heights[member.layer] - member.height
-        member.y = round(found.tops[member.layer] + room / 2, 1)
+    arrangement.height = y + (GROUP_MARGIN if arrangement.band and not arrangement.exits else 0.0)
+    for member in arrangement.members:
+        space = arrangement.heights[member.layer] - member.height
+        member.y = round(arrangement.tops[member.layer] + space / 2, 1)
 
 
-def path_of(found: Arrangement, route: Route) -> list[tuple[str, tuple[float, ...]]]:
+def trace_route(arrangement: Arrangement, route: Route) -> list[tuple[str, tuple[float, ...]]]:
     """Return the path of a route: ``M`` at the start, ``V`` down to a height, ``C`` across a gap to another column."""
-    members = found.members
+    members = arrangement.members
     (x, layer), *others = route.columns
     start = None if route.source is None else members[route.source]
-    y = found.tops[layer] if start is None else start.y + start.height
+    y = arrangement.tops[layer] if start is None else start.y + start.height
     line: list[tuple[str, tuple[float, ...]]] = [("M", (x, y))]
     for to, below in others:
-        bottom, top = found.tops[layer] + found.heights[layer], found.tops[below]
+        bottom, top = arrangement.tops[layer] + arrangement.heights[layer], arrangement.tops[below]
         if bottom > y:
             line.append(("V", (bottom,)))
         if to == x:

@@ -16,34 +16,32 @@ def write_dot(drawing: PictureDrawing) -> bytes:
         f"  label={quote_string(f'{drawing.title}: {drawing.subtitle}')}; labelloc=t;",
         '  node [shape=box, style="filled,rounded", fontname="DejaVu Sans Mono", fontsize=10];',
         '  edge [fontname="DejaVu Sans Mono", fontsize=9];',
-        *_members(drawing.root, names, "  ", iter(range(len(names) + 1))),
+        *_write_members(drawing.root, names, "  ", iter(range(len(names) + 1))),
     ]
     for edge in drawing.edges:
-        colour, width = (QUANTIZED_EDGE_COLOR, 2) if edge.is_integers else (FLOAT_EDGE_COLOR, 1)
-        facts = f'color="{colour}", penwidth={width}, tooltip={quote_string(edge.text)}'
-        lines.append(f"  {names[edge.source]} -> {names[edge.target]} [{facts}];")
+        color, width = (QUANTIZED_EDGE_COLOR, 2) if edge.is_quantized else (FLOAT_EDGE_COLOR, 1)
+        attributes = f'color="{color}", penwidth={width}, tooltip={quote_string(edge.text)}'
+        lines.append(f"  {names[edge.source]} -> {names[edge.target]} [{attributes}];")
     return "\n".join([*lines, "}", ""]).encode()
 
 
-def _members(group: BoxGroup, names: Mapping[str, str], indent: str, clusters: Iterator[int]) -> Iterator[str]:
+def _write_members(group: BoxGroup, names: Mapping[str, str], indent: str, clusters: Iterator[int]) -> Iterator[str]:
     for member in group.members:
         if isinstance(member, Box):
-            yield f"{indent}{names[member.key]} [{_facts(member)}];"
+            yield f"{indent}{names[member.key]} [{_format_box(member)}];"
         else:
             yield f"{indent}subgraph cluster_{next(clusters)} {{"
             yield f'{indent}  label={quote_string(member.title)}; color="{FRAME_COLOR}";'
-            yield from _members(member, names, f"{indent}  ", clusters)
+            yield from _write_members(member, names, f"{indent}  ", clusters)
             yield f"{indent}}}"
 
 
-def _facts(box: Box) -> str:
-    colours = ROLE_COLORS[box.role]
+def _format_box(box: Box) -> str:
+    colors = ROLE_COLORS[box.role]
     title = f"{box.kind}  {box.badge}".rstrip()
     lines = [title, *(f"{label} {text}".strip() for label, text in box.rows)]
     label = "".join(f"{_escape(line)}\\l" for line in lines)  # \l: left-aligned
-    return (
-        f'label="{label}", color="{colours.title}", fillcolor="{colours.ground}", tooltip={quote_string(box.tooltip)}'
-    )
+    return f'label="{label}", color="{colors.title}", fillcolor="{colors.ground}", tooltip={quote_string(box.tooltip)}'
 
 
 def _escape(text: str) -> str:

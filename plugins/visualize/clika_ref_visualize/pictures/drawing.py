@@ -13,10 +13,10 @@ class Role(Enum):
 
     INTERFACE = "input or output"
     FLOAT = "runs in float"
-    INTEGERS = "runs in INT8"
-    WEIGHTS = "low-bit weight, runs in float"
-    KEPT = "kept in float"
-    MISSED = "planned in INT8, runs in float"
+    QUANTIZED = "runs in INT8"
+    WEIGHT_ONLY = "low-bit weight, runs in float"
+    KEPT_IN_FLOAT = "kept in float"
+    NOT_QUANTIZED = "planned in INT8, runs in float"
     ADAPTER = "adapter"
 
 
@@ -29,7 +29,7 @@ class Box:
     kind: str
     """The op type, or the kind of box (``input``, ``output``, ``state``)."""
     badge: str
-    """The precision in a word or two."""
+    """The precision, in a word or two."""
     rows: Sequence[tuple[str, str]]
     """Text of the box: labels and texts. A text without a label spans the line."""
     details: Sequence[tuple[str, str]]
@@ -55,10 +55,10 @@ class Edge:
     """Key of a box."""
     target: str
     carries: str
-    """Unique per tensor and per form that it is read in. Edges with the same value may share their route."""
+    """Unique for each tensor and each precision in which it is read. Edges with the same value may share a route."""
     text: str
     """Type of the tensor, and its quantization."""
-    is_integers: bool
+    is_quantized: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ class PictureDrawing:
     @property
     def roles(self) -> Sequence[Role]:
         """The roles in use, in the order of the legend."""
-        found = {box.role for box in self.root.boxes()}
-        return [role for role in Role if role in found]
+        roles = {box.role for box in self.root.boxes()}
+        return [role for role in Role if role in roles]
 
     @property
-    def has_integers(self) -> bool:
+    def has_quantized_edges(self) -> bool:
         """Whether any edge is quantized."""
-        return any(edge.is_integers for edge in self.edges)
+        return any(edge.is_quantized for edge in self.edges)

@@ -21,7 +21,7 @@ def group_boxes(boxes: Sequence[tuple[Box, Sequence[str]]], name: str) -> BoxGro
     """Return the boxes nested in groups of their modules.
 
     A group holds consecutive boxes: a module that is called twice, with others in between, becomes two groups. So
-    groups never depend on each other cyclically, and can be drawn from top to bottom. A module with a single box gets
+    groups never depend on each other in a cycle, and can be drawn from top to bottom. A module with a single box gets
     no frame; the box takes its name.
 
     Args:

@@ -1,4 +1,4 @@
-"""First step of the layout: assign items to layers, and add stations where long links pass other layers.
+"""First step of the layout: assign items to layers, and add dummy items where long links pass other layers.
 
 Source: Sugiyama, Tagawa, Toda, Methods for Visual Understanding of Hierarchical System Structures, 1981.
 """
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-MAX_STATIONS, STATIONS_PER_ITEM = 4_000, 4
-"""Maximum number of stations in a group, whichever is more. It suffices for every link of typical networks; in denser
-graphs, the remaining links go around the group.
+MAX_DUMMIES, DUMMIES_PER_ITEM = 4_000, 4
+"""Maximum number of dummy items in a group; the larger limit applies. It suffices for all links of typical networks. In
+denser graphs, the remaining links go around the group.
 """
 
 LANE_MARGIN, LANE_DISTANCE = 26.0, 6.0
@@ -20,11 +20,11 @@ LANE_MARGIN, LANE_DISTANCE = 26.0, 6.0
 
 @dataclass(slots=True)
 class Item:
-    """An entry of a layer: a box, a group, a point where a value enters or leaves, or a station."""
+    """An entry of a layer: a box, a group, a point where a tensor enters or leaves, or a dummy item."""
 
     width: float
     height: float
-    is_station: bool = False
+    is_dummy: bool = False
     """Whether the item only passes a link through its layer."""
     layer: int = 0
     x: float = 0.0
@@ -42,9 +42,9 @@ class Link:
     """Start of the link, from the left edge of the source. ``target_x`` is the same for the target."""
     target_x: float
     carries: str
-    """Links of one source that carry the same share their stations."""
-    stations: list[int] = field(default_factory=list[int])
-    """The items that pass the link through the layers in between, from top to bottom. Of the stations shared with an
+    """Links of one source that carry the same share their dummies."""
+    dummies: list[int] = field(default_factory=list[int])
+    """The items that pass the link through the layers in between, from top to bottom. Of the dummies shared with an
     earlier link, only the last is listed, where this link branches off.
     """
     branches_off: bool = False
@@ -59,8 +59,8 @@ def assign_layers(items: Sequence[Item], links: Sequence[Link], entries: int, ex
     Args:
         items: items in topological order.
         links: links, each to a later item.
-        entries: number of values that enter the group.
-        exits: number of values that leave it.
+        entries: number of tensors that enter the group.
+        exits: number of tensors that leave it.
     """
     first_exit = len(items) - exits
     for item in items[entries:]:
@@ -79,40 +79,40 @@ def assign_layers(items: Sequence[Item], links: Sequence[Link], entries: int, ex
 
 
 def split_links_by_length(items: Sequence[Item], links: Sequence[Link]) -> tuple[list[Link], list[Link]]:
-    """Split links into the shortest, with one station per layer up to `MAX_STATIONS`, and the rest.
+    """Split links into the shortest, with one dummy per layer up to `MAX_DUMMIES`, and the rest.
 
-    Without the limit, a densely connected graph would need as many stations as the square of its nodes.
+    Without the limit, a densely connected graph would need as many dummies as the square of its nodes.
     """
     spans = [items[link.target].layer - items[link.source].layer for link in links]
-    room = max(MAX_STATIONS, STATIONS_PER_ITEM * len(items))
+    budget = max(MAX_DUMMIES, DUMMIES_PER_ITEM * len(items))
     lengths: dict[tuple[int, str], int] = {}
     far: set[int] = set()
     for index in sorted(range(len(links)), key=spans.__getitem__):
-        way = (links[index].source, links[index].carries)
-        room -= max(0, spans[index] - 1 - lengths.get(way, 0))
-        if room < 0:
+        route = (links[index].source, links[index].carries)
+        budget -= max(0, spans[index] - 1 - lengths.get(route, 0))
+        if budget < 0:
             far.add(index)
-        lengths[way] = max(lengths.get(way, 0), spans[index] - 1)
+        lengths[route] = max(lengths.get(route, 0), spans[index] - 1)
     return [link for i, link in enumerate(links) if i not in far], [links[i] for i in sorted(far)]
 
 
-def add_stations(items: list[Item], links: Sequence[Link]) -> list[list[int]]:
-    """Add a station for each layer that a link passes, shared by links that carry the same, and return them.
+def add_dummies(items: list[Item], links: Sequence[Link]) -> list[list[int]]:
+    """Add a dummy for each layer that a link passes, shared by links that carry the same, and return them.
 
     Returns:
-        The stations of each tensor, from top to bottom.
+        The dummies of each tensor, from top to bottom.
     """
     shared: dict[tuple[int, str], list[int]] = {}
     for link in links:
-        way = shared.setdefault((link.source, link.carries), [])
-        above, below, known = items[link.source].layer, items[link.target].layer, len(way)
+        route = shared.setdefault((link.source, link.carries), [])
+        above, below, known = items[link.source].layer, items[link.target].layer, len(route)
         for layer in range(above + 1 + known, below):
-            way.append(len(items))
-            items.append(Item(0.0, 0.0, is_station=True, layer=layer))
+            route.append(len(items))
+            items.append(Item(0.0, 0.0, is_dummy=True, layer=layer))
         passed = min(known, below - above - 1)
         link.branches_off = passed > 0
-        link.stations = way[max(passed - 1, 0) : below - above - 1]
-    return [way for way in shared.values() if way]
+        link.dummies = route[max(passed - 1, 0) : below - above - 1]
+    return [route for route in shared.values() if route]
 
 
 def add_lanes(items: list[Item], links: Sequence[Link]) -> None:
@@ -120,41 +120,41 @@ def add_lanes(items: list[Item], links: Sequence[Link]) -> None:
 
     A lane is reused below the end of an earlier one.
     """
-    ways: dict[tuple[int, str], list[Link]] = {}
+    routes: dict[tuple[int, str], list[Link]] = {}
     for link in links:
-        ways.setdefault((link.source, link.carries), []).append(link)
+        routes.setdefault((link.source, link.carries), []).append(link)
     right = max((item.x + item.width for item in items), default=0.0) + LANE_MARGIN
     free: list[int] = []
     taken: list[tuple[int, int]] = []
     count = 0
-    for way in sorted(ways.values(), key=lambda way: items[way[0].source].layer):
-        way.sort(key=lambda link: items[link.target].layer)
-        first, last = items[way[0].source].layer + 1, items[way[-1].target].layer - 1
+    for route in sorted(routes.values(), key=lambda route: items[route[0].source].layer):
+        route.sort(key=lambda link: items[link.target].layer)
+        first, last = items[route[0].source].layer + 1, items[route[-1].target].layer - 1
         while taken and taken[0][0] < first:
             heappush(free, heappop(taken)[1])
         lane = heappop(free) if free else count
         count += lane == count
         heappush(taken, (last, lane))
-        _route_along_lane(items, way, right + lane * LANE_DISTANCE, first)
+        _route_along_lane(items, route, right + lane * LANE_DISTANCE, first)
 
 
-def _route_along_lane(items: list[Item], way: Sequence[Link], x: float, first: int) -> None:
+def _route_along_lane(items: list[Item], route: Sequence[Link], x: float, first: int) -> None:
     """Route the links of a tensor along one lane: the first enters it, the others leave it further down."""
     before = [len(items)]
-    items.append(Item(0.0, 0.0, is_station=True, layer=first, x=x))
-    for link in way:
+    items.append(Item(0.0, 0.0, is_dummy=True, layer=first, x=x))
+    for link in route:
         below = items[link.target].layer - 1
-        link.branches_off = link is not way[0]
+        link.branches_off = link is not route[0]
         if below > items[before[-1]].layer:
             before = [before[-1], len(items)]
-            items.append(Item(0.0, 0.0, is_station=True, layer=below, x=x))
-            link.stations = before
+            items.append(Item(0.0, 0.0, is_dummy=True, layer=below, x=x))
+            link.dummies = before
         else:
-            link.stations = before[-1:]
+            link.dummies = before[-1:]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Segment:
     """A segment of a link between adjacent layers."""
 
     upper: int
@@ -164,13 +164,13 @@ class Step:
     lower_x: float
 
 
-def split_into_steps(links: Sequence[Link]) -> list[Step]:
-    """Return the segments of links with a station in each layer; shared segments appear once."""
-    found: list[Step] = []
+def split_into_segments(links: Sequence[Link]) -> list[Segment]:
+    """Return the segments of links with a dummy in each layer; shared segments appear once."""
+    result: list[Segment] = []
     for link in links:
-        way = [*([] if link.branches_off else [link.source]), *link.stations, link.target]
-        for position in range(len(way) - 1):
+        route = [*([] if link.branches_off else [link.source]), *link.dummies, link.target]
+        for position in range(len(route) - 1):
             upper_x = link.source_x if position == 0 and not link.branches_off else 0.0
-            lower_x = link.target_x if position == len(way) - 2 else 0.0
-            found.append(Step(way[position], way[position + 1], upper_x, lower_x))
-    return found
+            lower_x = link.target_x if position == len(route) - 2 else 0.0
+            result.append(Segment(route[position], route[position + 1], upper_x, lower_x))
+    return result

@@ -33,7 +33,7 @@ def shorten(text: str, longest: int = MAX_LINE_LENGTH) -> str:
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 
 
-def operand_names(node: Node) -> Iterator[tuple[str, Any]]:
+def iterate_operands(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield the operands of a node that are not None, each with its parameter name in the operator."""
     names = [parameter.name for parameter in node.op.operands]
     for position, operand in enumerate(node.inputs):
@@ -41,36 +41,36 @@ def operand_names(node: Node) -> Iterator[tuple[str, Any]]:
             yield names[min(position, len(names) - 1)] if names else "x", operand
 
 
-def attribute_texts(node: Node) -> Iterator[str]:
+def format_attributes(node: Node) -> Iterator[str]:
     """Yield the attributes of a node that are not None: ``stride (2, 2)``."""
     for name, value in node.attrs.items():
         if value is not None:
-            yield f"{name} {value_text(value)}"
+            yield f"{name} {format_value(value)}"
 
 
-def attribute_lines(node: Node) -> list[str]:
+def wrap_attributes(node: Node) -> list[str]:
     """Return the attributes of a node in lines, truncated to `MAX_ATTRIBUTE_LINES`."""
-    whole = [text.replace(" ", NO_BREAK_SPACE) for text in attribute_texts(node)]
-    lines = [line.replace(NO_BREAK_SPACE, " ") for line in textwrap.wrap(", ".join(whole), MAX_LINE_LENGTH - 8)]
+    texts = [text.replace(" ", NO_BREAK_SPACE) for text in format_attributes(node)]
+    lines = [line.replace(NO_BREAK_SPACE, " ") for line in textwrap.wrap(", ".join(texts), MAX_LINE_LENGTH - 8)]
     if len(lines) > MAX_ATTRIBUTE_LINES:
         lines = [*lines[: MAX_ATTRIBUTE_LINES - 1], f"{lines[MAX_ATTRIBUTE_LINES - 1].rstrip(',')}, …"]
     return lines
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return an attribute or operand that is no tensor, in readable form.
 
-    >>> [value_text(v) for v in ((2, 2), torch.float32, "none", 1e-05)]
+    >>> [format_value(v) for v in ((2, 2), torch.float32, "none", 1e-05)]
     ['(2, 2)', 'float32', 'none', '1e-05']
     """
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, tuple):
-        return f"({', '.join(map(value_text, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(format_value, value))}{',' if len(value) == 1 else ''})"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def constant_text(value: Value, node: Node) -> str:
+def describe_constant(value: Value, node: Node) -> str:
     """Return the type of a constant, with its name unless it is a parameter of the node's own module."""
     scope = node.origin.scope
     is_own = node.op.trait.weight is not None or (scope and value.name.startswith(f"{scope}."))

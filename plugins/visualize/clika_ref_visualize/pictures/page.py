@@ -16,9 +16,9 @@ from clika_ref_visualize.pictures.svg import QUANTIZED_EDGE_LEGEND, STYLE_SHEET,
 
 def write_page(drawing: PictureDrawing) -> bytes:
     """Return a drawing as an HTML file."""
-    whole = arrange(drawing)
+    arrangement = arrange(drawing)
     chips = [f'<span><i style="background:{ROLE_COLORS[role].title}"></i>{role.value}</span>' for role in drawing.roles]
-    if drawing.has_integers:
+    if drawing.has_quantized_edges:
         chips.append(
             f'<span><i class="line" style="background:{QUANTIZED_EDGE_COLOR}"></i>{QUANTIZED_EDGE_LEGEND}</span>'
         )
@@ -27,8 +27,8 @@ def write_page(drawing: PictureDrawing) -> bytes:
         subtitle=escape(drawing.subtitle),
         style=f"{STYLE_SHEET}\n{_read_asset('page.css')}",
         legend="\n".join(chips),
-        picture="\n".join([*render_markers(), '<g id="world">', *render_contents(whole), "</g>"]),
-        layout=json.dumps(layout_of(whole), separators=(",", ":")).replace("</", "<\\/"),
+        picture="\n".join([*render_markers(), '<g id="world">', *render_contents(arrangement), "</g>"]),
+        layout=json.dumps(make_layout(arrangement), separators=(",", ":")).replace("</", "<\\/"),
         script=_read_asset("page.js"),
     )
     return page.encode()
@@ -38,25 +38,25 @@ def _read_asset(name: str) -> str:
     return files("clika_ref_visualize.pictures").joinpath("page", name).read_text(encoding="utf-8")
 
 
-def layout_of(found: Arrangement) -> dict[str, Any]:
+def make_layout(arrangement: Arrangement) -> dict[str, Any]:
     """Return the data that the page needs to redo a layout after folding: everything except the columns can move."""
     members: list[dict[str, Any]] = []
-    for member in found.members:
+    for member in arrangement.members:
         inner = member.content
-        told: dict[str, Any] = {"layer": member.layer, "x": member.x}
+        entry: dict[str, Any] = {"layer": member.layer, "x": member.x}
         if isinstance(inner, Box):
-            told |= {"key": inner.key, "height": member.height}
+            entry |= {"key": inner.key, "height": member.height}
         else:
-            told |= {"key": inner.group.key, "group": layout_of(inner)}
-        members.append(told)
-    routes = [{"source": r.source, "target": r.target, "columns": r.columns} for r in found.routes]
+            entry |= {"key": inner.group.key, "group": make_layout(inner)}
+        members.append(entry)
+    routes = [{"source": r.source, "target": r.target, "columns": r.columns} for r in arrangement.routes]
     return {
-        "title": found.group.title,
-        "nodes": sum(1 for _ in found.group.boxes()),
-        "band": found.band,
-        "above": GROUP_MARGIN if found.band and not found.entries else 0,
-        "below": GROUP_MARGIN if found.band and not found.exits else 0,
-        "gaps": found.gaps,
+        "title": arrangement.group.title,
+        "nodes": sum(1 for _ in arrangement.group.boxes()),
+        "band": arrangement.band,
+        "above": GROUP_MARGIN if arrangement.band and not arrangement.entries else 0,
+        "below": GROUP_MARGIN if arrangement.band and not arrangement.exits else 0,
+        "gaps": arrangement.gaps,
         "members": members,
         "routes": routes,
     }

@@ -27,16 +27,16 @@ FONT_PROBE_SVG = (
 MIN_READABLE_ZOOM = 0.7
 """Minimum zoom for readable rows: letters are 8 pixels high."""
 
-MISSING_RENDERER_MESSAGE = "a .png is drawn by resvg_py, which is not installed: pip install resvg_py, or write a .svg"
+MISSING_RENDERER_MESSAGE = "cannot write a .png: resvg_py is not installed. Run pip install resvg_py, or write a .svg."
 
 NO_FONT_MESSAGE = (
-    f"a .png needs one of the fonts {FONT.removesuffix(', monospace')}, and this machine has none of them: install one "
-    "(fonts-dejavu on Debian), or write a .svg"
+    f"cannot write a .png: this machine has none of the fonts {FONT.removesuffix(', monospace')}. Install one of them "
+    "(fonts-dejavu on Debian), or write a .svg."
 )
 
 TOO_LARGE_MESSAGE = (
-    "the picture of {} is {:,.0f} by {:,.0f} pixels large, and its letters too small to be read in a .png; write a "
-    ".html, which folds modules, or a .svg"
+    "wrote a .png that is too large to read: the picture of {} has {:,.0f} x {:,.0f} pixels, scaled down. Write a "
+    ".html, which folds modules, or a .svg."
 )
 
 

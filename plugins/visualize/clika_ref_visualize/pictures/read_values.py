@@ -1,22 +1,22 @@
-"""Values read through pairs of ``quantize`` and ``dequantize``, with their quantization."""
+"""Values read through Q/DQ pairs, with their quantization."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref_visualize.pictures.node_texts import value_text
+from clika_ref_visualize.pictures.node_texts import format_value
 
 QUANTIZE_OPERATOR, DEQUANTIZE_OPERATOR = "quantize", "dequantize"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadValue:
-    """A value that a node reads, with its quantization. A constant may be stored as integers."""
+    """A value that a node reads, with its quantization. A constant may be stored quantized."""
 
     value: Value
     text: str = ""
-    """The integer type and scale; empty if the value is not quantized."""
+    """Quantized type and scale; empty if the value is not quantized."""
 
 
 def is_half_of_pair(node: Node) -> bool:
@@ -32,42 +32,42 @@ def is_half_of_pair(node: Node) -> bool:
 
 def resolve_read_value(value: Value) -> ReadValue:
     """Return the value before a ``quantize``/``dequantize`` pair, with its quantization."""
-    made = value.producer
-    if made is None or made.op_type != DEQUANTIZE_OPERATOR or not is_half_of_pair(made):
+    dequantize = value.producer
+    if dequantize is None or dequantize.op_type != DEQUANTIZE_OPERATOR or not is_half_of_pair(dequantize):
         return ReadValue(value)
-    integers: Value = made.inputs[0]
-    if integers.producer is None:
-        return ReadValue(integers, _constant_text(made, integers))
-    rounds = integers.producer
-    source: Value = rounds.inputs[0]
-    return ReadValue(source, f"{integers.type}, {_scale_text(rounds)}")
+    quantized: Value = dequantize.inputs[0]
+    if quantized.producer is None:
+        return ReadValue(quantized, _describe_quantized_constant(dequantize, quantized))
+    quantize = quantized.producer
+    source: Value = quantize.inputs[0]
+    return ReadValue(source, f"{quantized.type}, {_describe_scale(quantize)}")
 
 
-def _constant_text(made: Node, integers: Value) -> str:
-    bits, block = made.attrs["bits"], made.attrs["block_size"]
-    dtype = str(integers.type)
-    named = f"int{bits}{dtype[dtype.index('[') :]}" if bits < 8 else dtype
+def _describe_quantized_constant(dequantize: Node, quantized: Value) -> str:
+    bits, block = dequantize.attrs["bits"], dequantize.attrs["block_size"]
+    dtype = str(quantized.type)
+    text = f"int{bits}{dtype[dtype.index('[') :]}" if bits < 8 else dtype
     if block:
-        return f"{named} in blocks of {block}"
-    return f"{named} {_scale_text(made)}"
+        return f"{text} in blocks of {block}"
+    return f"{text} {_describe_scale(dequantize)}"
 
 
-def _scale_text(node: Node) -> str:
-    """Return the scale of a pair: ``scale 0.0123, zero point 3``, or ``per channel``."""
+def _describe_scale(node: Node) -> str:
+    """Return the scale of a Q/DQ pair: ``scale 0.0123, zero point 3``, or ``per channel``."""
     if node.attrs["axis"] is not None:
         return "per channel"
-    scale, *rest = (_number_text(operand) for operand in node.inputs[1:])
+    scale, *rest = (_format_number(operand) for operand in node.inputs[1:])
     zero = f", zero point {rest[0]}" if rest and rest[0] not in ("", "0") else ""
     return f"scale {scale}{zero}" if scale else "one scale"
 
 
-def _number_text(operand: object) -> str:
+def _format_number(operand: object) -> str:
     if operand is None:
         return ""
     if not isinstance(operand, Value):
-        return value_text(operand)
+        return format_value(operand)
     data = operand.data
-    return value_text(data.item()) if data is not None and data.numel() == 1 else ""
+    return format_value(data.item()) if data is not None and data.numel() == 1 else ""
 
 
 def collect_hidden_nodes(graph: Graph) -> set[Node]:

@@ -31,32 +31,32 @@ def determine_precisions(graph: Graph, plan: Plan | None, explanation: Explanati
         plan: the quantization plan.
         explanation: a runtime's report on the graph.
     """
-    found: dict[Node, NodePrecision] = {}
+    precisions: dict[Node, NodePrecision] = {}
     if plan is not None:
         planned = find_planned_precisions(graph, plan.scheme)
         for node in graph.nodes:
-            found[node] = _find_planned_precision(node, planned.get(node, FLOAT_PRECISION), plan)
-        _mark_fused_nodes(graph, plan.scheme, found)
+            precisions[node] = _find_planned_precision(node, planned.get(node, FLOAT_PRECISION), plan)
+        _mark_fused_nodes(graph, plan.scheme, precisions)
     if explanation is not None:
-        _apply_explanation(graph, explanation, found)
+        _apply_explanation(graph, explanation, precisions)
     for node in graph.nodes:
         if node.op_type in ADAPTER_OPERATORS.values():
             up = node.inputs[3]
-            found[node] = NodePrecision(Role.ADAPTER, f"rank {up.type.shape[1]}")
-    return found
+            precisions[node] = NodePrecision(Role.ADAPTER, f"rank {up.type.shape[1]}")
+    return precisions
 
 
 def _find_planned_precision(node: Node, precision: str, plan: Plan) -> NodePrecision:
     if precision == INT8_PRECISION:
-        return NodePrecision(Role.INTEGERS, precision)
+        return NodePrecision(Role.QUANTIZED, precision)
     if precision != FLOAT_PRECISION:
-        return NodePrecision(Role.WEIGHTS, precision)
+        return NodePrecision(Role.WEIGHT_ONLY, precision)
     if node.name in plan.floats:
-        return NodePrecision(Role.KEPT, FLOAT_PRECISION, {"in float because": plan.floats[node.name]})
+        return NodePrecision(Role.KEPT_IN_FLOAT, FLOAT_PRECISION, {"reason for float": plan.floats[node.name]})
     return NodePrecision(Role.FLOAT, FLOAT_PRECISION)
 
 
-def _mark_fused_nodes(graph: Graph, scheme: QuantizationScheme, found: dict[Node, NodePrecision]) -> None:
+def _mark_fused_nodes(graph: Graph, scheme: QuantizationScheme, precisions: dict[Node, NodePrecision]) -> None:
     """Mark nodes that a runtime fuses into a quantized layer as INT8, too."""
     for node in graph.nodes:
         first = node.inputs[0] if node.inputs else None
@@ -64,26 +64,26 @@ def _mark_fused_nodes(graph: Graph, scheme: QuantizationScheme, found: dict[Node
         if layer is None or layer.op_type not in scheme.layers or not is_fused(scheme, node.op_type, node.attrs):
             continue
         is_alone = all(use.user is node for use in layer.outputs[0].uses)
-        if is_alone and found[layer].role is Role.INTEGERS and found[node].role is Role.FLOAT:
-            found[node] = NodePrecision(Role.INTEGERS, INT8_PRECISION, {"computed": f"along with {layer.name}"})
+        if is_alone and precisions[layer].role is Role.QUANTIZED and precisions[node].role is Role.FLOAT:
+            precisions[node] = NodePrecision(Role.QUANTIZED, INT8_PRECISION, {"fused into": layer.name})
 
 
-def _apply_explanation(graph: Graph, explanation: Explanation, found: dict[Node, NodePrecision]) -> None:
+def _apply_explanation(graph: Graph, explanation: Explanation, precisions: dict[Node, NodePrecision]) -> None:
     """Replace the planned precision of each node by the one that the runtime reports, if any."""
     facts = {fact.name: fact for fact in explanation.nodes}
-    missed = {fact.name for fact in explanation.missed}
+    not_quantized = {fact.name for fact in explanation.not_quantized}
     for node in graph.nodes:
         fact = facts.get(node.name)
         if fact is None:
             continue
-        before = found.get(node, NodePrecision())
-        details = dict(before.details) | {"planned": fact.planned, f"in {explanation.target}": fact.runs}
+        before = precisions.get(node, NodePrecision())
+        details = dict(before.details) | {"planned": fact.planned, f"precision in {explanation.target}": fact.runs}
         if fact.reason:
-            details["because"] = fact.reason
-        if fact.name in missed:
-            found[node] = NodePrecision(Role.MISSED, fact.runs, details)
+            details["reason"] = fact.reason
+        if fact.name in not_quantized:
+            precisions[node] = NodePrecision(Role.NOT_QUANTIZED, fact.runs, details)
         elif fact.runs in (FLOAT_PRECISION, FUSED_PRECISION):
-            found[node] = NodePrecision(before.role, before.badge, details)
+            precisions[node] = NodePrecision(before.role, before.badge, details)
         else:
-            role = Role.INTEGERS if fact.runs == INT8_PRECISION else before.role
-            found[node] = NodePrecision(role, fact.runs, details)
+            role = Role.QUANTIZED if fact.runs == INT8_PRECISION else before.role
+            precisions[node] = NodePrecision(role, fact.runs, details)

@@ -38,10 +38,10 @@ class RoleColors:
 ROLE_COLORS = {
     Role.INTERFACE: RoleColors("#1d5fbf", "#e8f0fc"),
     Role.FLOAT: RoleColors("#5a6472", "#f6f7f9"),
-    Role.INTEGERS: RoleColors("#1a7a48", "#e7f5ec"),
-    Role.WEIGHTS: RoleColors("#6d45b5", "#f0eafa"),
-    Role.KEPT: RoleColors("#9a5b00", "#fdf3e1"),
-    Role.MISSED: RoleColors("#b3261e", "#fcebea"),
+    Role.QUANTIZED: RoleColors("#1a7a48", "#e7f5ec"),
+    Role.WEIGHT_ONLY: RoleColors("#6d45b5", "#f0eafa"),
+    Role.KEPT_IN_FLOAT: RoleColors("#9a5b00", "#fdf3e1"),
+    Role.NOT_QUANTIZED: RoleColors("#b3261e", "#fcebea"),
     Role.ADAPTER: RoleColors("#00707a", "#e3f4f5"),
 }
 """Colors by role. Titles differ in lightness, for color-blind readers, and badges repeat the meaning in words."""
@@ -52,27 +52,27 @@ GROUP_COLORS = ("#ffffff", "#fafbfc")
 """Backgrounds of groups, alternating by depth."""
 
 
-def width_of_text(text: str, size: float = ROW_FONT_SIZE) -> float:
+def measure_text(text: str, size: float = ROW_FONT_SIZE) -> float:
     """Return the width of a line in pixels."""
     return len(text) * size * LETTER_ADVANCE
 
 
-def labels_width(box: Box) -> float:
+def measure_labels(box: Box) -> float:
     """Return the width of the label column of a box, with its padding."""
     longest = max((len(label) for label, _ in box.rows if label), default=0)
     return (longest + 1) * ROW_FONT_SIZE * LETTER_ADVANCE
 
 
-def size_of(box: Box) -> tuple[float, float]:
+def measure_box(box: Box) -> tuple[float, float]:
     """Return the width and height of a box."""
-    title = width_of_text(box.kind, TITLE_FONT_SIZE) + (
-        width_of_text(box.badge, BADGE_FONT_SIZE) + 14 if box.badge else 0
+    title = measure_text(box.kind, TITLE_FONT_SIZE) + (
+        measure_text(box.badge, BADGE_FONT_SIZE) + 14 if box.badge else 0
     )
-    lines = [(labels_width(box) if label else 0.0) + width_of_text(text) for label, text in box.rows]
+    lines = [(measure_labels(box) if label else 0.0) + measure_text(text) for label, text in box.rows]
     width = max(MIN_BOX_WIDTH, title + 2 * ROW_PADDING, *(line + 2 * ROW_PADDING for line in lines))
     return round(width, 1), HEADER_HEIGHT + len(box.rows) * ROW_HEIGHT + ROW_PADDING
 
 
-def band_width(group: BoxGroup) -> float:
+def measure_title(group: BoxGroup) -> float:
     """Return the width of a group title, including the node count shown when folded."""
-    return width_of_text(f"+ {group.title}  {sum(1 for _ in group.boxes()):,} nodes") + 2 * ROW_PADDING
+    return measure_text(f"+ {group.title}  {sum(1 for _ in group.boxes()):,} nodes") + 2 * ROW_PADDING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from clika_ref_visualize.pictures.arrangement import Arrangement, PlacedMember, Route, arrange, path_of
+from clika_ref_visualize.pictures.arrangement import Arrangement, PlacedMember, Route, arrange, trace_route
 from clika_ref_visualize.pictures.drawing import Box, PictureDrawing, Role
 from clika_ref_visualize.pictures.style import (
     BADGE_FONT_SIZE,
@@ -24,8 +24,8 @@ from clika_ref_visualize.pictures.style import (
     ROW_PADDING,
     TEXT_COLOR,
     TITLE_FONT_SIZE,
-    labels_width,
-    width_of_text,
+    measure_labels,
+    measure_text,
 )
 
 HEADLINE_FONT_SIZE, LEGEND_ROW_HEIGHT, SWATCH_SIZE = 17.0, 22.0, 13.0
@@ -40,7 +40,7 @@ text {{ font-family: {FONT}; font-size: {ROW_FONT_SIZE:g}px; fill: {TEXT_COLOR};
 .kind {{ font-size: {TITLE_FONT_SIZE:g}px; font-weight: bold; fill: #ffffff; }}
 .badge {{ font-size: {BADGE_FONT_SIZE:g}px; fill: #ffffff; }}
 .edge {{ fill: none; stroke: {FLOAT_EDGE_COLOR}; stroke-width: 1.4; }}
-.integers {{ stroke: {QUANTIZED_EDGE_COLOR}; stroke-width: 2.2; }}
+.edge.quantized {{ stroke: {QUANTIZED_EDGE_COLOR}; stroke-width: 2.2; }}
 .frame {{ stroke: {FRAME_COLOR}; stroke-width: 1; }}
 .band {{ fill: {GROUP_TITLE_COLOR}; }}
 """
@@ -48,11 +48,11 @@ text {{ font-family: {FONT}; font-size: {ROW_FONT_SIZE:g}px; fill: {TEXT_COLOR};
 
 def write_svg(drawing: PictureDrawing) -> bytes:
     """Return a drawing as an SVG file."""
-    whole = arrange(drawing)
+    arrangement = arrange(drawing)
     legend = list(_render_header(drawing))
     top = GROUP_MARGIN * 2 + HEADLINE_FONT_SIZE + LEGEND_ROW_HEIGHT * (len(legend) - 1)
-    width = round(max(whole.width, *(extent for extent, _ in legend)) + 2 * GROUP_MARGIN, 1)
-    height = round(top + whole.height + 2 * GROUP_MARGIN, 1)
+    width = round(max(arrangement.width, *(extent for extent, _ in legend)) + 2 * GROUP_MARGIN, 1)
+    height = round(top + arrangement.height + 2 * GROUP_MARGIN, 1)
     size = f'width="{width}" height="{height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}">',
@@ -62,8 +62,8 @@ def write_svg(drawing: PictureDrawing) -> bytes:
         *render_markers(),
         f'<rect {size} fill="#ffffff"/>',
         *(line for _, line in legend),
-        f'<g transform="translate({(width - whole.width) / 2:.9g} {top:.9g})">',
-        *render_contents(whole),
+        f'<g transform="translate({(width - arrangement.width) / 2:.9g} {top:.9g})">',
+        *render_contents(arrangement),
         "</g>",
         "</svg>",
     ]
@@ -73,10 +73,10 @@ def write_svg(drawing: PictureDrawing) -> bytes:
 def render_markers() -> Iterator[str]:
     """Yield the arrowheads of edges."""
     yield "<defs>"
-    for name, colour in (("tip", FLOAT_EDGE_COLOR), ("tip-integers", QUANTIZED_EDGE_COLOR)):
+    for name, color in (("tip", FLOAT_EDGE_COLOR), ("tip-quantized", QUANTIZED_EDGE_COLOR)):
         yield (
             f'<marker id="{name}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" '
-            f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="{colour}"/></marker>'
+            f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="{color}"/></marker>'
         )
     yield "</defs>"
 
@@ -86,13 +86,13 @@ def _render_header(drawing: PictureDrawing) -> Iterator[tuple[float, str]]:
     y = GROUP_MARGIN + HEADLINE_FONT_SIZE
     title, rest = escape(drawing.title), escape(drawing.subtitle)
     line = f'<tspan class="headline">{title}</tspan><tspan class="faint" dx="{GROUP_MARGIN:g}">{rest}</tspan>'
-    extent = width_of_text(drawing.title, HEADLINE_FONT_SIZE) + GROUP_MARGIN + width_of_text(drawing.subtitle)
+    extent = measure_text(drawing.title, HEADLINE_FONT_SIZE) + GROUP_MARGIN + measure_text(drawing.subtitle)
     yield extent, f'<text x="{GROUP_MARGIN:g}" y="{y:g}">{line}</text>'
-    behind = GROUP_MARGIN + SWATCH_SIZE + ROW_PADDING
+    text_x = GROUP_MARGIN + SWATCH_SIZE + ROW_PADDING
     for mark, text in _render_legend(drawing):
         y += LEGEND_ROW_HEIGHT
         shown = f'<g transform="translate({GROUP_MARGIN:g} {y - SWATCH_SIZE + 2:g})">{mark}</g>'
-        yield behind + width_of_text(text), f'{shown}<text x="{behind:g}" y="{y:g}">{text}</text>'
+        yield text_x + measure_text(text), f'{shown}<text x="{text_x:g}" y="{y:g}">{text}</text>'
 
 
 def _render_legend(drawing: PictureDrawing) -> Iterator[tuple[str, str]]:
@@ -102,40 +102,40 @@ def _render_legend(drawing: PictureDrawing) -> Iterator[tuple[str, str]]:
             f'<rect width="{SWATCH_SIZE:g}" height="{SWATCH_SIZE:g}" rx="2" fill="{ROLE_COLORS[role].title}"/>',
             role.value,
         )
-    if drawing.has_integers:
-        yield f'<path class="edge integers" d="M0 {SWATCH_SIZE / 2:g}h{SWATCH_SIZE:g}"/>', QUANTIZED_EDGE_LEGEND
+    if drawing.has_quantized_edges:
+        yield f'<path class="edge quantized" d="M0 {SWATCH_SIZE / 2:g}h{SWATCH_SIZE:g}"/>', QUANTIZED_EDGE_LEGEND
 
 
-def render_contents(found: Arrangement, depth: int = 0) -> Iterator[str]:
+def render_contents(arrangement: Arrangement, depth: int = 0) -> Iterator[str]:
     """Yield the SVG of a group: edges first, then members on top."""
-    for number, route in enumerate(found.routes):
-        yield _render_route(found, route, number)
-    for member in found.members:
-        place = f'transform="translate({member.x:.9g} {member.y:.9g})"'
+    for number, route in enumerate(arrangement.routes):
+        yield _render_route(arrangement, route, number)
+    for member in arrangement.members:
+        transform = f'transform="translate({member.x:.9g} {member.y:.9g})"'
         if isinstance(member.content, Box):
-            yield from _render_box(member.content, member, place)
+            yield from _render_box(member.content, member, transform)
         else:
-            yield from _render_group(member.content, place, depth)
+            yield from _render_group(member.content, transform, depth)
 
 
-def _render_route(found: Arrangement, route: Route, number: int) -> str:
+def _render_route(arrangement: Arrangement, route: Route, number: int) -> str:
     line = "".join(
-        f"{letter}{' '.join(f'{value:.9g}' for value in values)}" for letter, values in path_of(found, route)
+        f"{letter}{' '.join(f'{value:.9g}' for value in values)}" for letter, values in trace_route(arrangement, route)
     )
-    kind, tip = ("edge integers", "tip-integers") if route.edge.is_integers else ("edge", "tip")
-    ends_at_box = route.target is not None and isinstance(found.members[route.target].content, Box)
+    kind, tip = ("edge quantized", "tip-quantized") if route.edge.is_quantized else ("edge", "tip")
+    ends_at_box = route.target is not None and isinstance(arrangement.members[route.target].content, Box)
     marker = f' marker-end="url(#{tip})"' if ends_at_box else ""
     return (
-        f'<path class="{kind}" data-way="{number}" d="{line}"{marker}>'
+        f'<path class="{kind}" data-route="{number}" d="{line}"{marker}>'
         f"<title>{escape(route.edge.carries)}\n{escape(route.edge.text)}</title></path>"
     )
 
 
-def _render_group(inner: Arrangement, place: str, depth: int) -> Iterator[str]:
+def _render_group(inner: Arrangement, transform: str, depth: int) -> Iterator[str]:
     title = escape(inner.group.title)
     width, height = inner.width, inner.height
     ground = GROUP_COLORS[depth % len(GROUP_COLORS)]
-    yield f'<g class="group" data-key="{escape(inner.group.key)}" {place}>'
+    yield f'<g class="group" data-key="{escape(inner.group.key)}" {transform}>'
     yield f'<rect class="frame ground" width="{width:.9g}" height="{height:.9g}" rx="6" fill="{ground}"/>'
     yield '<g class="members">'
     yield from render_contents(inner, depth + 1)
@@ -145,22 +145,22 @@ def _render_group(inner: Arrangement, place: str, depth: int) -> Iterator[str]:
     yield f"<title>{title}</title></g></g>"
 
 
-def _render_box(box: Box, member: PlacedMember, place: str) -> Iterator[str]:
-    colours, width, height = ROLE_COLORS[box.role], member.width, member.height
-    yield f'<g class="box" data-key="{escape(box.key)}" data-role="{box.role.name.lower()}" {place}>'
+def _render_box(box: Box, member: PlacedMember, transform: str) -> Iterator[str]:
+    colors, width, height = ROLE_COLORS[box.role], member.width, member.height
+    yield f'<g class="box" data-key="{escape(box.key)}" data-role="{box.role.name.lower()}" {transform}>'
     yield f"<title>{escape(box.tooltip)}</title>"
     yield (
-        f'<rect class="ground" width="{width:.9g}" height="{height:.9g}" rx="5" fill="{colours.ground}" '
-        f'stroke="{colours.title}" stroke-width="{2 if box.role is Role.INTERFACE else 1}"/>'
+        f'<rect class="ground" width="{width:.9g}" height="{height:.9g}" rx="5" fill="{colors.ground}" '
+        f'stroke="{colors.title}" stroke-width="{2 if box.role is Role.INTERFACE else 1}"/>'
     )
     corners = f"M0 {HEADER_HEIGHT:g}V5a5 5 0 0 1 5 -5H{width - 5:.9g}a5 5 0 0 1 5 5V{HEADER_HEIGHT:g}z"
-    yield f'<path d="{corners}" fill="{colours.title}"/>'
+    yield f'<path d="{corners}" fill="{colors.title}"/>'
     yield f'<text class="kind" x="{ROW_PADDING:.9g}" y="{HEADER_HEIGHT - 7:.9g}">{escape(box.kind)}</text>'
     if box.badge:
         x = width - ROW_PADDING
         y = HEADER_HEIGHT - 7
         yield f'<text class="badge" text-anchor="end" x="{x:.9g}" y="{y:.9g}">{escape(box.badge)}</text>'
-    indent = ROW_PADDING + labels_width(box)
+    indent = ROW_PADDING + measure_labels(box)
     for number, (label, text) in enumerate(box.rows, 1):
         y = HEADER_HEIGHT + number * ROW_HEIGHT
         faint = f'<tspan class="faint" x="{ROW_PADDING:.9g}">{escape(label)}</tspan>' if label else ""

@@ -40,8 +40,8 @@ def draw(
 ) -> Path:
     """Write a picture of a graph at any stage, and return the path of the file.
 
-    Boxes are nodes, with name, type, shapes and attributes, in frames for modules. Pairs of ``quantize`` and
-    ``dequantize`` are not drawn as boxes: quantized edges and nodes are colored instead.
+    Boxes are nodes, with name, type, shapes and attributes, in frames for modules. Q/DQ pairs have no boxes: quantized
+    edges and nodes are colored instead.
 
     ```python
     draw(graph, "captured.svg")
@@ -54,16 +54,16 @@ def draw(
         path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``. Without a suffix,
             ``.svg`` is added.
         plan: the plan that the graph was quantized with, if any, for the precision of nodes and the reasons for float.
-        explanation: a runtime's report on each node, shown in place of the plan.
+        explanation: a runtime's report on each node, which overrides the plan.
         subtitle: text to show after the number of nodes.
 
     Raises:
         ModelError: the suffix is unsupported, the file cannot be created, or the renderer for ``.png`` is missing.
     """
-    place = picture_path(path)
-    with write_atomically(place) as file:  # first, so that an invalid path fails before drawing
-        file.write(PICTURE_WRITERS[place.suffix.lower()](build_drawing(graph, plan, explanation, subtitle=subtitle)))
-    return place
+    target = picture_path(path)
+    with write_atomically(target) as file:  # first, so that an invalid path fails before drawing
+        file.write(PICTURE_WRITERS[target.suffix.lower()](build_drawing(graph, plan, explanation, subtitle=subtitle)))
+    return target
 
 
 def picture_path(path: Any) -> Path:

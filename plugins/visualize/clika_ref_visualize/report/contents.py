@@ -1,6 +1,6 @@
 """The contents of a report: plain data without references to a graph, all of it serializable as JSON.
 
-Unknown numbers, and numbers that JSON lacks, are None. Nodes and values are referred to by index.
+Unknown numbers, and numbers that JSON lacks, are None. Fields refer to nodes and values by index.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from clika_ref.export.target_comparison import TargetFacts
 REPORT_VERSION = 1
 """Version of the data format, increased with each incompatible change."""
 
-NodeState = Literal["integers", "weights", "missed", "kept", "fused", "float"]
+NodeState = Literal["quantized", "weight_only", "not_quantized", "kept_in_float", "fused", "float"]
 """Outcome for a node, shown as a color.
 
-``integers``: runs in INT8. ``weights``: runs in float with a low-bit weight. ``missed``: planned as one of these, but
-runs in float. ``kept``: a layer kept in float for a reason. ``fused``: fused into another node. ``float``: all others.
+``quantized``: runs in INT8. ``weight_only``: runs in float with a low-bit weight. ``not_quantized``: planned as one of
+these, but runs in float. ``kept_in_float``: a layer kept in float for a reason. ``fused``: fused into another node.
+``float``: all others.
 """
 
 
@@ -34,19 +35,19 @@ class HistogramRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedRange:
-    """Observed range of a value during calibration. All fields are exact, except the histogram, which is sampled."""
+    """Observed range of an activation during calibration. The histogram is sampled; all other fields are exact."""
 
     low: float
     high: float
     batches: int
     histogram: HistogramRecord
     source: str = ""
-    """The observed value, if this one only reorders its elements; empty if the value itself was observed."""
+    """The observed activation, if this one only reorders its elements; empty if it was observed itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRange:
-    """The range that a quantized value can represent."""
+    """The range that a quantized activation can represent."""
 
     low: float
     high: float
@@ -55,21 +56,21 @@ class QuantizedRange:
     levels: int
     observer: str
     """The observer that chose the range; empty if unknown."""
-    outside: float | None
+    clipped_share: float | None
     """Share of the observed elements outside the range, which are clipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRecord:
-    """A value (activation) of the graph."""
+    """An activation of the graph."""
 
     name: str
     type: str
     """``float32[4, 64, 8, 8]``."""
-    maker: int | None
+    producer: int | None
     """Index of the node that computes it; None for an input."""
-    seen: ObservedRange | None = None
-    covered: QuantizedRange | None = None
+    observed: ObservedRange | None = None
+    quantized: QuantizedRange | None = None
     """None if it stays float."""
 
 
@@ -87,7 +88,7 @@ class NodeRecord:
     """Precision that the runtime reports; None if there is no report."""
     reason: str
     """Why it is float, if known."""
-    products: int
+    macs: int
     """MACs of a call on the example; 0 if the node is not a layer."""
     bits: tuple[int, int] | None
     """Bits of its weight and of its input; None without a weight."""
@@ -98,8 +99,8 @@ class NodeRecord:
     """Relative squared error of the outputs if only this layer is quantized; None if not estimated."""
     seconds: float | None
     """Time in a call; None if the runtime reports none, as for a fused node."""
-    reads: Sequence[int]
-    makes: Sequence[int]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,12 @@ class ModuleRecord:
     """Nodes directly in it, not in a submodule."""
     count: int
     layers: int
-    integers: int
+    quantized_layers: int
     """Number of layers in INT8 or with low-bit weights."""
     bytes_before: int
     bytes_after: int
-    products: int
-    products_in_integers: int
+    macs: int
+    quantized_macs: int
     """MACs of nodes in INT8 or with low-bit weights: as the runtime reports, or else as planned."""
     seconds: float | None
     sensitivity: float | None
@@ -153,7 +154,7 @@ class LatencyRecord:
 
     seconds: float
     """Total, including time of nodes that belong to no node of the graph."""
-    unnamed: float
+    unassigned: float
     """Time of such nodes: layout changes, and conversions between float and INT8."""
 
 
@@ -177,7 +178,7 @@ class ReportContents:
 
     model: str
     target: str
-    made: str
+    created: str
     """Creation time with UTC offset: ``2026-11-25T20:15:00+00:00``."""
     summary: str
     """The quantization result in one line; empty without one."""
@@ -199,10 +200,10 @@ class ReportContents:
     targets: Sequence[TargetFacts]
     latency: LatencyRecord | None
     warnings: Sequence[str]
-    repeat: Reproduction
-    missing: Mapping[str, str] = field(default_factory=dict[str, str])
+    reproduction: Reproduction
+    unavailable: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reasons for empty parts, by name: ``sensitivity``, ``what_if``, ``values``, ``runtime``, ``latency``,
-    ``targets``. For ``repeat``, changes that the settings do not include.
+    ``targets``. For ``reproduction``, steps that the settings do not include.
     """
     version: int = REPORT_VERSION
 
@@ -211,14 +212,14 @@ class ReportContents:
         return to_plain_data(asdict(self))
 
 
-def to_plain_data(found: Any) -> Any:
+def to_plain_data(data: Any) -> Any:
     """Return nested data with tuples as lists, and None for numbers that JSON lacks.
 
     >>> to_plain_data({"sqnr": (float("inf"), 31.5)})
     {'sqnr': [None, 31.5]}
     """
-    if isinstance(found, Mapping):
-        return {str(name): to_plain_data(held) for name, held in found.items()}
-    if isinstance(found, list | tuple):
-        return [to_plain_data(held) for held in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+    if isinstance(data, Mapping):
+        return {str(name): to_plain_data(item) for name, item in data.items()}
+    if isinstance(data, list | tuple):
+        return [to_plain_data(item) for item in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -9,10 +9,10 @@ BITS_PER_BYTE = 8
 """Bits per byte."""
 
 
-def bits_per_element(held: Value, reader: Node | None) -> int:
+def bits_per_element(constant: Value, reader: Node | None) -> int:
     """Return the bits per element of a constant, as stored for its reader."""
-    told = reader.attrs.get("bits") if reader is not None and reader.op_type in QDQ_OPERATORS else None
-    return told or held.type.dtype.itemsize * BITS_PER_BYTE
+    bits = reader.attrs.get("bits") if reader is not None and reader.op_type in QDQ_OPERATORS else None
+    return bits or constant.type.dtype.itemsize * BITS_PER_BYTE
 
 
 def count_constant_bytes(graph: Graph) -> tuple[int, int]:

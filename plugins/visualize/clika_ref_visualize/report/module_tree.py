@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from clika_ref_visualize.report.contents import ModuleRecord, NodeRecord
 
-QUANTIZED_STATES = frozenset({"integers", "weights"})
+QUANTIZED_STATES = frozenset({"quantized", "weight_only"})
 """States of nodes that run in INT8 or with low-bit weights."""
 
 
@@ -22,25 +22,25 @@ class _Module:
     """All nodes in it, including those of submodules."""
 
 
-def module_records(nodes: Sequence[NodeRecord]) -> list[ModuleRecord]:
+def build_module_records(nodes: Sequence[NodeRecord]) -> list[ModuleRecord]:
     """Return the model and its modules in execution order, each after its parent."""
     modules = [_Module("", None)]
-    places = {"": 0}
-    for place, node in enumerate(nodes):
-        for scope in _paths(node.scope):
-            if scope not in places:
-                places[scope] = len(modules)
-                modules.append(_Module(scope, places[scope.rpartition(".")[0]]))
-            modules[places[scope]].inside.append(node)
+    indices = {"": 0}
+    for index, node in enumerate(nodes):
+        for scope in _list_paths(node.scope):
+            if scope not in indices:
+                indices[scope] = len(modules)
+                modules.append(_Module(scope, indices[scope.rpartition(".")[0]]))
+            modules[indices[scope]].inside.append(node)
         modules[0].inside.append(node)
-        modules[places[node.scope]].nodes.append(place)
+        modules[indices[node.scope]].nodes.append(index)
     return [_sum_module(module) for module in modules]
 
 
-def _paths(scope: str) -> list[str]:
+def _list_paths(scope: str) -> list[str]:
     """Return the paths of a module's ancestors, outermost first, and its own.
 
-    >>> _paths("encoder.layers.0")
+    >>> _list_paths("encoder.layers.0")
     ['encoder', 'encoder.layers', 'encoder.layers.0']
     """
     parts = scope.split(".") if scope else []
@@ -60,8 +60,8 @@ def _sum_module(module: _Module) -> ModuleRecord:
         sum(node.state in QUANTIZED_STATES for node in layers),
         sum(node.bytes_before for node in inside),
         sum(node.bytes_after for node in inside),
-        sum(node.products for node in inside),
-        sum(node.products for node in inside if node.state in QUANTIZED_STATES),
+        sum(node.macs for node in inside),
+        sum(node.macs for node in inside if node.state in QUANTIZED_STATES),
         sum(seconds) if seconds else None,
         max((node.sensitivity for node in inside if node.sensitivity is not None), default=None),
     )

@@ -23,39 +23,39 @@ class KnownFacts:
     scheme: QuantizationScheme | None
     """Scheme of the target, as configured."""
     plan: Plan | None = None
-    found: Quantization | None = None
+    quantization: Quantization | None = None
     explanation: Explanation | None = None
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-def node_records(graph: Graph, told: KnownFacts, places: Mapping[Value, int]) -> list[NodeRecord]:
+def build_node_records(graph: Graph, known: KnownFacts, indices: Mapping[Value, int]) -> list[NodeRecord]:
     """Return a record for each node of a graph in order, except quantize and dequantize nodes.
 
     Args:
         graph: the lowered graph.
-        told: known facts about its nodes.
-        places: index of each value among all values.
+        known: known facts about its nodes.
+        indices: index of each value among all values.
     """
-    planned = find_planned_precisions(graph, told.scheme)
-    facts = {fact.name: fact for fact in told.explanation.nodes} if told.explanation else {}
-    layers = {layer.name: layer for layer in told.found.layers} if told.found else {}
-    floats = told.plan.floats if told.plan else {}
-    found: list[NodeRecord] = []
+    planned = find_planned_precisions(graph, known.scheme)
+    facts = {fact.name: fact for fact in known.explanation.nodes} if known.explanation else {}
+    layers = {layer.name: layer for layer in known.quantization.layers} if known.quantization else {}
+    floats = known.plan.floats if known.plan else {}
+    records: list[NodeRecord] = []
     for node in list_computing_nodes(graph):
         layer, fact = layers.get(node.name), facts.get(node.name)
-        wanted = fact.planned if fact else planned.get(node, FLOAT_PRECISION)
-        before, after, bits = weight_bytes(node)
-        reason = _float_reason(node, layer, fact, told.plan)
+        precision = fact.planned if fact else planned.get(node, FLOAT_PRECISION)
+        before, after, bits = count_weight_bytes(node)
+        reason = _find_float_reason(node, layer, fact, known.plan)
         runs = None if fact is None else fact.runs
-        reads = dict.fromkeys(trace_before_pairs(v) for v in node.inputs if isinstance(v, Value))
-        found.append(
+        inputs = dict.fromkeys(trace_before_pairs(v) for v in node.inputs if isinstance(v, Value))
+        records.append(
             NodeRecord(
                 node.name,
                 node.origin.scope,
                 layer.operator if layer else node.op_type,
                 node.origin.line,
-                state_of(wanted, runs, is_kept=bool(reason) and (layer is not None or node.name in floats)),
-                wanted,
+                find_state(precision, runs, is_kept=bool(reason) and (layer is not None or node.name in floats)),
+                precision,
                 runs,
                 reason,
                 fact.macs if fact else 0,
@@ -63,30 +63,30 @@ def node_records(graph: Graph, told: KnownFacts, places: Mapping[Value, int]) ->
                 layer.bytes_before if layer else before,
                 layer.bytes_after if layer else after,
                 layer.sensitivity if layer else None,
-                told.seconds.get(node.name),
-                [places[value] for value in reads if value in places],
-                [places[value] for value in node.outputs],
+                known.seconds.get(node.name),
+                [indices[value] for value in inputs if value in indices],
+                [indices[value] for value in node.outputs],
             )
         )
-    return found
+    return records
 
 
-def state_of(planned: str, runs: str | None, *, is_kept: bool) -> NodeState:
+def find_state(planned: str, runs: str | None, *, is_kept: bool) -> NodeState:
     """Return the state of a node, which selects its color.
 
-    >>> state_of("int8", "int8", is_kept=False), state_of("int8", "float", is_kept=False)
-    ('integers', 'missed')
+    >>> find_state("int8", "int8", is_kept=False), find_state("int8", "float", is_kept=False)
+    ('quantized', 'not_quantized')
     """
     if planned != FLOAT_PRECISION and runs in (FLOAT_PRECISION, NOT_REPORTED):
-        return "missed"
+        return "not_quantized"
     if planned != FLOAT_PRECISION:
-        return "integers" if planned == INT8_PRECISION else "weights"
+        return "quantized" if planned == INT8_PRECISION else "weight_only"
     if is_kept:
-        return "kept"
+        return "kept_in_float"
     return "fused" if runs == FUSED_PRECISION else "float"
 
 
-def _float_reason(node: Node, layer: LayerReport | None, fact: NodeFacts | None, plan: Plan | None) -> str:
+def _find_float_reason(node: Node, layer: LayerReport | None, fact: NodeFacts | None, plan: Plan | None) -> str:
     """Return why a node is float: the reason of the decision, or else the one that the runtime reports."""
     if layer is not None and layer.reason:
         return layer.reason
@@ -95,7 +95,7 @@ def _float_reason(node: Node, layer: LayerReport | None, fact: NodeFacts | None,
     return plan.floats.get(node.name, "") if plan is not None else ""
 
 
-def weight_bytes(node: Node) -> tuple[int, int, tuple[int, int] | None]:
+def count_weight_bytes(node: Node) -> tuple[int, int, tuple[int, int] | None]:
     """Return the bytes of a layer's weight in float and as stored, and the bits of its weight and its input.
 
     Bias and scales, about a percent of that, are not counted.
@@ -104,27 +104,27 @@ def weight_bytes(node: Node) -> tuple[int, int, tuple[int, int] | None]:
         return 0, 0, None
     before = after = 0
     narrowest = node.outputs[0].type.dtype.itemsize * BITS_PER_BYTE
-    for value in _weights(node):
-        held = trace_before_pairs(value)
-        if held.is_constant:
-            count, bits = held.type.element_count, bits_per_element(held, value.producer)
+    for value in _list_weights(node):
+        constant = trace_before_pairs(value)
+        if constant.is_constant:
+            count, bits = constant.type.element_count, bits_per_element(constant, value.producer)
             before += count * value.type.dtype.itemsize
             after += count * bits // BITS_PER_BYTE
             narrowest = min(narrowest, bits)
-    return before, after, (narrowest, _input_bits(node))
+    return before, after, (narrowest, _count_input_bits(node))
 
 
-def _weights(node: Node) -> list[Value]:
+def _list_weights(node: Node) -> list[Value]:
     """Return the weight of a layer; for one with several, such as a recurrent layer, all operands of rank 2 or more."""
     position = node.op.trait.weight
     operands = node.inputs[1:] if position is None else node.inputs[position : position + 1]
     return [v for v in operands if isinstance(v, Value) and v.type.rank > 1]
 
 
-def _input_bits(node: Node) -> int:
+def _count_input_bits(node: Node) -> int:
     """Return the bits per element of a layer's first input."""
-    read = next((v for v in node.inputs if isinstance(v, Value)), None)
-    if read is None:
+    first = next((v for v in node.inputs if isinstance(v, Value)), None)
+    if first is None:
         return 0
-    is_integer = trace_before_pairs(read) is not read and not trace_before_pairs(read).is_constant
-    return BITS_PER_BYTE if is_integer else read.type.dtype.itemsize * BITS_PER_BYTE
+    is_quantized = trace_before_pairs(first) is not first and not trace_before_pairs(first).is_constant
+    return BITS_PER_BYTE if is_quantized else first.type.dtype.itemsize * BITS_PER_BYTE

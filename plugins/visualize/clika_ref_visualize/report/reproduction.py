@@ -27,14 +27,16 @@ module.clika_report("report.html")
 """Code that compiles a model with the settings next to it in a file. Same weights and data give the same module."""
 
 
-def irreproducible_reason(graph: Graph, settings: Settings, seconds: Mapping[str, float]) -> str:
-    """Return a sentence on changes to a module that its settings do not include; empty if there are none."""
-    done: list[str] = []
+def find_irreproducible_steps(graph: Graph, settings: Settings, seconds: Mapping[str, float]) -> str:
+    """Return a sentence on the steps of a module that its settings do not include; empty if there are none."""
+    steps: list[str] = []
     if "Pruning" in seconds and settings.global_pruning_settings is None:
-        done.append("it was pruned before, so that sizes before are those of what pruning left")
+        steps.append("the module was pruned (sizes before are those after pruning)")
     if adapters_of(graph) and settings.global_lora_settings is None:
-        done.append("adapters were attached to it")
-    return f"the settings below do not make this module again: {', and '.join(done)}; do the same anew" if done else ""
+        steps.append("adapters were attached")
+    if not steps:
+        return ""
+    return f"The settings below do not include all steps: {' and '.join(steps)}. Repeat these steps, too."
 
 
 def collect_reproduction(
@@ -48,9 +50,11 @@ def collect_reproduction(
         registry: the plugins.
         seconds: seconds of each compilation stage.
     """
-    given = "tracing_inputs=inputs" if settings.global_quantization_settings is None else "calibration_inputs=batches"
+    inputs = "tracing_inputs=inputs" if settings.global_quantization_settings is None else "calibration_inputs=batches"
     versions = dict(_list_versions(target, registry))
-    return Reproduction(settings.to_yaml(), REPRODUCTION_CODE.format(given), versions, _machine_facts(), dict(seconds))
+    return Reproduction(
+        settings.to_yaml(), REPRODUCTION_CODE.format(inputs), versions, _collect_machine_facts(), dict(seconds)
+    )
 
 
 def _list_versions(target: str, registry: Registry) -> Iterator[tuple[str, str]]:
@@ -60,7 +64,7 @@ def _list_versions(target: str, registry: Registry) -> Iterator[tuple[str, str]]
         yield name, importlib.metadata.version(name)
     for plugin in sorted(registry.plugins, key=lambda p: p.distribution):
         yield plugin.distribution, plugin.version
-        if any(found.name == target for found in plugin.targets):
+        if any(other.name == target for other in plugin.targets):
             yield from _list_requirements(plugin.distribution)
 
 
@@ -71,15 +75,15 @@ def _list_requirements(distribution: str) -> Iterator[tuple[str, str]]:
     except importlib.metadata.PackageNotFoundError:  # a plugin that is registered but not installed
         return
     for line in lines:
-        found = re.match(r"[\w.-]+", line)
-        if found is not None and "extra ==" not in line:
+        match = re.match(r"[\w.-]+", line)
+        if match is not None and "extra ==" not in line:
             try:
-                yield found[0], importlib.metadata.version(found[0])
+                yield match[0], importlib.metadata.version(match[0])
             except importlib.metadata.PackageNotFoundError:
-                yield found[0], "not installed"
+                yield match[0], "not installed"
 
 
-def _machine_facts() -> dict[str, str]:
+def _collect_machine_facts() -> dict[str, str]:
     return {
         "system": platform.platform(),
         "processor": cpu_name(),

@@ -1,4 +1,4 @@
-"""Records of values: their observed ranges, and the ranges that their quantization covers."""
+"""Records of activations: their observed ranges, and the ranges that their quantization represents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def list_computing_nodes(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.op_type not in QDQ_OPERATORS]
 
 
-def value_records(
+def build_value_records(
     graph: Graph, plan: Plan | None, table: RangeTable | None, observers: Mapping[str, str]
 ) -> dict[Value, ValueRecord]:
     """Return a record for each input of a graph and each output of its nodes, in order.
@@ -43,33 +43,35 @@ def value_records(
         table: observed ranges; None if unknown.
         observers: observers that chose the ranges, by value name, as far as known.
     """
-    found: dict[Value, ValueRecord] = {}
-    for maker, value in _iterate_values(graph):
+    records: dict[Value, ValueRecord] = {}
+    for producer, value in _iterate_values(graph):
         statistics, source = _find_statistics(value, table)
         scale = plan.activations.get(value.name) if plan else None
-        covered = None
+        quantized = None
         if plan is not None and scale is not None:
-            covered = _make_quantized_range(scale, plan.scheme.activations, statistics, observers.get(value.name, ""))
-        seen = None if statistics is None else _make_observed_range(statistics, "" if source is value else source.name)
-        found[value] = ValueRecord(value.name, str(value.type), maker, seen, covered)
-    return found
+            quantized = _make_quantized_range(scale, plan.scheme.activations, statistics, observers.get(value.name, ""))
+        observed = (
+            None if statistics is None else _make_observed_range(statistics, "" if source is value else source.name)
+        )
+        records[value] = ValueRecord(value.name, str(value.type), producer, observed, quantized)
+    return records
 
 
 def _iterate_values(graph: Graph) -> Iterator[tuple[int | None, Value]]:
     for value in graph.inputs:
         yield None, value
-    for place, node in enumerate(list_computing_nodes(graph)):
+    for index, node in enumerate(list_computing_nodes(graph)):
         for value in node.outputs:
-            yield place, value
+            yield index, value
 
 
 def _find_statistics(value: Value, table: RangeTable | None) -> tuple[Statistics | None, Value]:
     """Return the statistics of a value, or of the value that it reorders, and that value."""
     source = value
     while table is not None:
-        found = table.values.get(source.name)
-        if found is not None:
-            return (None if found.is_empty else found), source
+        statistics = table.values.get(source.name)
+        if statistics is not None:
+            return (None if statistics.is_empty else statistics), source
         if source.producer is None or not is_move_of_observed_value(source.producer):
             break
         source = trace_before_pairs(source.producer.first_tensor)
@@ -81,16 +83,16 @@ def _make_observed_range(statistics: Statistics, source: str) -> ObservedRange:
 
 
 def _make_quantized_range(
-    scale: QParams, kind: QuantizedType, statistics: Statistics | None, observer: str
+    qparams: QParams, dtype: QuantizedType, statistics: Statistics | None, observer: str
 ) -> QuantizedRange:
-    low, high = ((end - scale.zero_point) * scale.scale for end in (kind.low, kind.high))
-    levels = kind.high - kind.low + 1
-    outside = None
+    low, high = ((limit - qparams.zero_point) * qparams.scale for limit in (dtype.low, dtype.high))
+    levels = dtype.high - dtype.low + 1
+    clipped_share = None
     if statistics is not None and statistics.histogram.total:
-        centers, half = statistics.histogram.centers, scale.scale / 2  # closer elements are rounded, not clipped
+        centers, half = statistics.histogram.centers, qparams.scale / 2  # closer elements are rounded, not clipped
         beyond = (centers < low - half) | (centers > high + half)
-        outside = float(statistics.histogram.counts[beyond].sum()) / statistics.histogram.total
-    return QuantizedRange(low, high, scale.scale, scale.zero_point, levels, observer, outside)
+        clipped_share = float(statistics.histogram.counts[beyond].sum()) / statistics.histogram.total
+    return QuantizedRange(low, high, qparams.scale, qparams.zero_point, levels, observer, clipped_share)
 
 
 def merge_bins(full: FullHistogram) -> HistogramRecord:
@@ -98,14 +100,14 @@ def merge_bins(full: FullHistogram) -> HistogramRecord:
 
     Zero stays a bin boundary, as in the full histogram.
     """
-    seen = full.counts.nonzero().squeeze(1)
-    if not len(seen):
+    used = full.counts.nonzero().squeeze(1)
+    if not len(used):
         return HistogramRecord(0.0, full.width, [])
-    first, last = int(seen[0]) - BINS_PER_SIGN, int(seen[-1]) - BINS_PER_SIGN
+    first, last = int(used[0]) - BINS_PER_SIGN, int(used[-1]) - BINS_PER_SIGN
     times = 1
     while last // times - first // times >= MAX_BINS:
         times += 1
     counts = [0] * (last // times - first // times + 1)
-    for place in seen.tolist():
-        counts[(place - BINS_PER_SIGN) // times - first // times] += int(full.counts[place])
+    for index in used.tolist():
+        counts[(index - BINS_PER_SIGN) // times - first // times] += int(full.counts[index])
     return HistogramRecord(first // times * times * full.width, times * full.width, counts)

@@ -1,4 +1,4 @@
-"""Pictures read back: where the boxes, groups and ways of an SVG lie on the page."""
+"""Read pictures back: the positions of boxes, groups and routes in an SVG."""
 
 import re
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class Area:
     role: str = ""
 
     def overlaps(self, other: "Area") -> bool:
-        """Whether both cover a part of the page."""
-        beside = self.x + self.width <= other.x or other.x + other.width <= self.x
-        return not (beside or self.y + self.height <= other.y or other.y + other.height <= self.y)
+        """Whether both areas overlap."""
+        is_apart = self.x + self.width <= other.x or other.x + other.width <= self.x
+        return not (is_apart or self.y + self.height <= other.y or other.y + other.height <= self.y)
 
-    def holds(self, other: "Area") -> bool:
-        """Whether the other one lies in it."""
+    def contains(self, other: "Area") -> bool:
+        """Whether it contains another area."""
         return (
             self.x <= other.x
             and self.y <= other.y
@@ -34,7 +34,7 @@ class Area:
 
 
 @dataclass(frozen=True)
-class Way:
+class RouteLine:
     """A line on the page, from its first point to its last one."""
 
     carries: str
@@ -51,7 +51,7 @@ class Page:
         self.root = ET.fromstring(text)  # noqa: S314 - written by ourselves a moment ago
         self.boxes: list[Area] = []
         self.groups: list[Area] = []
-        self.ways: list[Way] = []
+        self.routes: list[RouteLine] = []
         self._read(self.root, 0.0, 0.0)
 
     def _read(self, element, x: float, y: float) -> None:
@@ -63,28 +63,28 @@ class Page:
             size = float(ground.get("width")), float(ground.get("height"))
             areas = self.boxes if kind == "box" else self.groups
             areas.append(Area(element.get("data-key"), x, y, *size, element.get("data-role", "")))
-        if element.get("data-way") is not None:
-            self.ways.append(_way(element, x, y))
+        if element.get("data-route") is not None:
+            self.routes.append(_read_route(element, x, y))
         for child in element:
             self._read(child, x, y)
 
     def texts(self, key: str) -> str:
-        """All that is written in a box."""
+        """Return all texts of a box."""
         (found,) = [e for e in self.root.iter(f"{SPACE}g") if e.get("data-key") == key]
         return "\n".join("".join(text.itertext()) for text in found.iter(f"{SPACE}text"))
 
     def tooltip(self, key: str) -> str:
-        """The tooltip of a box."""
+        """Return the tooltip of a box."""
         (found,) = [e for e in self.root.iter(f"{SPACE}g") if e.get("data-key") == key]
         return found.findtext(f"{SPACE}title")
 
     def box(self, key: str) -> Area:
-        """The box of a key."""
+        """Return the box with a key."""
         (found,) = [box for box in self.boxes if box.key == key]
         return found
 
 
-def _way(element, x: float, y: float) -> Way:
+def _read_route(element, x: float, y: float) -> RouteLine:
     line = element.get("d")
     at = [0.0, 0.0]
     start = None
@@ -94,4 +94,4 @@ def _way(element, x: float, y: float) -> Way:
         start = start or tuple(at)
     carries = element.findtext(f"{SPACE}title").splitlines()[0]
     has_tip, kind = element.get("marker-end") is not None, element.get("class")
-    return Way(carries, (start[0] + x, start[1] + y), (at[0] + x, at[1] + y), has_tip, kind)
+    return RouteLine(carries, (start[0] + x, start[1] + y), (at[0] + x, at[1] + y), has_tip, kind)

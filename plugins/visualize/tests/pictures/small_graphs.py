@@ -1,4 +1,4 @@
-"""Graphs to draw: small ones of known operators, in whatever modules a test wants."""
+"""Small graphs to draw, with simple operators in any module."""
 
 import torch
 
@@ -10,7 +10,7 @@ from clika_ref.core.types import Origin, TensorType
 
 @operator(quant=compute_trait(weight=1, axis=0, bias=2))
 def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, stride: tuple = (1, 1)):
-    """``x`` times ``weight``, as far as pictures care."""
+    """Stand in for ``x @ weight``; the result is not used."""
     return x
 
 
@@ -28,7 +28,7 @@ def split(x: torch.Tensor, *, parts: int = 2) -> tuple[torch.Tensor, ...]:
 
 @operator()
 def joined(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """All tensors behind each other."""
+    """Concatenate the tensors."""
     return torch.cat(tensors, dim)
 
 
@@ -36,7 +36,7 @@ TYPE = TensorType(torch.float32, (2, 8))
 
 
 def put(graph: Graph, op, *operands, scope: str = "", count: int = 1, **attrs) -> Value:
-    """Append a node in the module of a path, ``a.b`` being a part of ``a``; return its first output."""
+    """Append a node in the module of a path such as ``a.b``; return its first output."""
     parts = scope.split(".") if scope else []
     scopes = tuple(".".join(parts[: depth + 1]) for depth in range(len(parts)))
     attrs = {**op.attributes, **attrs}
@@ -44,7 +44,7 @@ def put(graph: Graph, op, *operands, scope: str = "", count: int = 1, **attrs) -
 
 
 def residual(blocks: int = 2) -> Graph:
-    """A network of blocks of two layers, each beside what the block read."""
+    """Return a network of residual blocks with two layers each."""
     graph = Graph("Residual")
     x = put(graph, layer, graph.add_input(TYPE, "x"), weight_in(graph, "stem"), scope="stem")
     for block in range(blocks):

@@ -1,4 +1,4 @@
-"""What is drawn of a graph: texts, modules, colours, and what lies between quantize and dequantize."""
+"""Drawings of graphs: texts, modules, colors, and Q/DQ pairs."""
 
 import pytest
 import torch
@@ -32,16 +32,16 @@ def boxes(drawing):
     return {box.key: box for box in drawing.root.boxes()}
 
 
-def held_graph(operators, *, axis=0):
-    """``plus(layer(held x, held weight))`` and its output, in float behind it."""
-    graph = Graph("Held")
+def make_quantized_graph(operators, *, axis=0):
+    """Return ``plus(plus(layer(quantized x, quantized weight), 2), x)``."""
+    graph = Graph("Quantized")
     x = graph.add_input(TYPE, "x")
     build = Builder(graph, operators)
     integers = graph.add_constant(torch.zeros(4, 8, dtype=torch.int8), "weight_integers")
     scales = graph.add_constant(torch.ones(4), "weight_scale")
     weight = build("dequantize", integers, scales, axis=axis)
-    held = build("dequantize", build("quantize", x, 0.25, 3, dtype=torch.uint8), 0.25, 3)
-    y = put(graph, layer, held, weight)
+    quantized_x = build("dequantize", build("quantize", x, 0.25, 3, dtype=torch.uint8), 0.25, 3)
+    y = put(graph, layer, quantized_x, weight)
     graph.add_output(put(graph, plus, put(graph, plus, y, 2.0), x))
     return graph
 
@@ -61,11 +61,11 @@ def test_build_drawing_box_shows_name_types_and_attributes():
 
 def test_build_drawing_tooltip_names_module_and_inputs():
     """A tooltip shows all facts, with the names of the inputs."""
-    told = Page(write_svg(build_drawing(residual()))).tooltip("node layer_1").splitlines()
-    assert told[0] == "layer"
-    for line in ("name: layer_1", "module: body.0.first", "x: layer: float32[2, 8]", "with: stride (1, 1)"):
-        assert line in told
-    assert "weight: body.0.first.weight: float32[4, 8]" in told
+    lines = Page(write_svg(build_drawing(residual()))).tooltip("node layer_1").splitlines()
+    assert lines[0] == "layer"
+    for line in ("name: layer_1", "module: body.0.first", "x: layer: float32[2, 8]", "attribute: stride (1, 1)"):
+        assert line in lines
+    assert "weight: body.0.first.weight: float32[4, 8]" in lines
 
 
 def test_build_drawing_modules_become_groups():
@@ -82,34 +82,34 @@ def test_build_drawing_without_plan_has_no_int8():
     """A graph without a plan has no INT8 roles or badges."""
     drawing = build_drawing(residual())
     assert drawing.roles == [Role.INTERFACE, Role.FLOAT]
-    assert not drawing.has_integers
+    assert not drawing.has_quantized_edges
     assert not any(box.badge for box in drawing.root.boxes())
 
 
 def test_build_drawing_qdq_pairs_become_edges_and_rows(operators):
     """Q/DQ pairs become INT8 edges and rows of a box."""
-    drawing = build_drawing(held_graph(operators), Plan(SCHEME))
+    drawing = build_drawing(make_quantized_graph(operators), Plan(SCHEME))
     found = boxes(drawing)
     assert [box.kind for box in found.values()] == ["input", "layer", "plus", "plus", "output"]
     assert found["node layer"].rows[1:3] == [("in", "uint8[2, 8]"), ("weight", "int8[4, 8] per channel")]
     edges = {(e.source, e.target): e for e in drawing.edges}
-    assert edges["input x", "node layer"].is_integers
+    assert edges["input x", "node layer"].is_quantized
     assert edges["input x", "node layer"].text == "uint8[2, 8], scale 0.25, zero point 3"
-    assert not edges["input x", "node plus_1"].is_integers
-    assert drawing.has_integers
+    assert not edges["input x", "node plus_1"].is_quantized
+    assert drawing.has_quantized_edges
     assert drawing.subtitle == "3 nodes"
 
 
 def test_build_drawing_int8_readers_and_fused_nodes_marked(operators):
     """Nodes that read INT8 are marked, and nodes that the runtime fuses with them."""
-    found = boxes(build_drawing(held_graph(operators), Plan(SCHEME)))
+    found = boxes(build_drawing(make_quantized_graph(operators), Plan(SCHEME)))
     roles = {key: (box.role, box.badge) for key, box in found.items() if key.startswith("node")}
     assert roles == {
-        "node layer": (Role.INTEGERS, "int8"),
-        "node plus": (Role.INTEGERS, "int8"),
+        "node layer": (Role.QUANTIZED, "int8"),
+        "node plus": (Role.QUANTIZED, "int8"),
         "node plus_1": (Role.FLOAT, "float"),
     }
-    assert "computed: along with layer" in found["node plus"].tooltip
+    assert "fused into: layer" in found["node plus"].tooltip
 
 
 def test_build_drawing_int4_weight_layer_computes_in_float(operators):
@@ -121,7 +121,7 @@ def test_build_drawing_int4_weight_layer_computes_in_float(operators):
     weight = build("dequantize", integers, scales, axis=0, block_size=16, bits=4)
     graph.add_output(put(graph, layer, graph.add_input(TYPE, "x"), weight))
     box = boxes(build_drawing(graph, Plan(SCHEME)))["node layer"]
-    assert (box.role, box.badge) == (Role.WEIGHTS, "int4 weights")
+    assert (box.role, box.badge) == (Role.WEIGHT_ONLY, "int4 weights")
     assert ("weight", "int4[32, 4] in blocks of 16") in box.rows
 
 
@@ -129,8 +129,8 @@ def test_build_drawing_float_layer_shows_reason():
     """A layer that is kept in float shows the reason."""
     plan = Plan(SCHEME, floats={"layer_1": "too sensitive: 0.4"})
     box = boxes(build_drawing(residual(), plan))["node layer_1"]
-    assert box.role is Role.KEPT
-    assert "in float because: too sensitive: 0.4" in box.tooltip
+    assert box.role is Role.KEPT_IN_FLOAT
+    assert "reason for float: too sensitive: 0.4" in box.tooltip
 
 
 def test_build_drawing_runtime_facts_override_plan(operators):
@@ -141,12 +141,12 @@ def test_build_drawing_runtime_facts_override_plan(operators):
         NodeFacts("plus_1", "", "plus", 0, "float", "int8", ""),
     ]
     explained = Explanation("somewhere", facts)
-    found = boxes(build_drawing(held_graph(operators), Plan(SCHEME), explained))
-    assert (found["node layer"].role, found["node layer"].badge) == (Role.MISSED, "float")
-    assert "because: no kernel for it" in found["node layer"].tooltip
-    assert "in somewhere: float" in found["node layer"].tooltip
-    assert (found["node plus_1"].role, found["node plus_1"].badge) == (Role.INTEGERS, "int8")
-    assert "in somewhere: fused" in found["node plus"].tooltip
+    found = boxes(build_drawing(make_quantized_graph(operators), Plan(SCHEME), explained))
+    assert (found["node layer"].role, found["node layer"].badge) == (Role.NOT_QUANTIZED, "float")
+    assert "reason: no kernel for it" in found["node layer"].tooltip
+    assert "precision in somewhere: float" in found["node layer"].tooltip
+    assert (found["node plus_1"].role, found["node plus_1"].badge) == (Role.QUANTIZED, "int8")
+    assert "precision in somewhere: fused" in found["node plus"].tooltip
 
 
 def test_build_drawing_unpaired_quantize_drawn_as_box(operators):

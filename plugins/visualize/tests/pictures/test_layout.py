@@ -1,4 +1,4 @@
-"""Where things lie on a picture: nothing twice, nothing over another, ways from box to box, whatever the graph."""
+"""Layout of pictures, for any graph: each box once, no overlaps, edges from box to box."""
 
 import random
 from itertools import combinations
@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 from clika_ref_visualize.pictures import layers
 from clika_ref_visualize.pictures.arrangement import arrange
-from clika_ref_visualize.pictures.coordinates import nearest_in_order
+from clika_ref_visualize.pictures.coordinates import fit_isotonic
 from clika_ref_visualize.pictures.drawing import BoxGroup, PictureDrawing
 from clika_ref_visualize.pictures.graph_drawing import build_drawing
 from clika_ref_visualize.pictures.style import GROUP_TITLE_HEIGHT
@@ -16,12 +16,12 @@ from small_graphs import TYPE, branches, plus, put, residual
 
 from clika_ref.core.ir import Graph
 
-NEAR = 0.2  # pixels: places are rounded to tenths
+NEAR = 0.2  # pixels: coordinates are rounded to tenths
 
 
-def thicket(seed: int) -> Graph:
-    """A graph in which anybody reads anything, in modules of three levels, some of which are called again."""
-    chosen, graph = random.Random(seed), Graph("Thicket")
+def make_random_graph(seed: int) -> Graph:
+    """Return a random graph in modules of three levels, some of them called twice."""
+    chosen, graph = random.Random(seed), Graph("Random")
     values = [graph.add_input(TYPE, "x"), graph.add_input(TYPE, "y")]
     for _ in range(40):
         scope = chosen.choice(["", "a", "a.b", "a.b.c", "a.d", "e", "e.f"])
@@ -31,7 +31,11 @@ def thicket(seed: int) -> Graph:
     return graph
 
 
-GRAPHS = {"residual": residual(), "branches": branches(6), **{f"thicket {seed}": thicket(seed) for seed in range(8)}}
+GRAPHS = {
+    "residual": residual(),
+    "branches": branches(6),
+    **{f"random {seed}": make_random_graph(seed) for seed in range(8)},
+}
 
 
 @pytest.fixture(params=GRAPHS.values(), ids=GRAPHS.keys())
@@ -39,10 +43,10 @@ def graph(request):
     return request.param
 
 
-@pytest.fixture(params=[layers.MAX_STATIONS, 0], ids=["past layers", "by lanes"])
+@pytest.fixture(params=[layers.MAX_DUMMIES, 0], ids=["dummies", "lanes"])
 def page(graph, request, monkeypatch):
-    monkeypatch.setattr(layers, "MAX_STATIONS", request.param)
-    monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 4 if request.param else 0)
+    monkeypatch.setattr(layers, "MAX_DUMMIES", request.param)
+    monkeypatch.setattr(layers, "DUMMIES_PER_ITEM", 4 if request.param else 0)
     return Page(write_svg(build_drawing(graph)))
 
 
@@ -64,7 +68,7 @@ def test_write_svg_groups_nested_or_disjoint(page):
     for group in page.groups:
         for other in (*page.groups, *page.boxes):
             if other is not group and other.overlaps(group):
-                assert group.holds(other) or other.holds(group)
+                assert group.contains(other) or other.contains(group)
 
 
 def test_write_svg_everything_inside_page(page):
@@ -79,28 +83,28 @@ def test_write_svg_everything_inside_page(page):
 
 def test_write_svg_edges_end_at_boxes_or_group_borders(page):
     """Each edge ends at a box, with an arrowhead, or at the border of a group."""
-    assert page.ways
-    for way in page.ways:
-        x, y = way.end
-        areas = page.boxes if way.has_tip else page.groups
-        edges = [(a.x, a.x + a.width, y) for a in areas for y in (a.y, *([] if way.has_tip else [a.y + a.height]))]
-        assert any(left <= x <= right and abs(y - edge) < NEAR for left, right, edge in edges), way
+    assert page.routes
+    for route in page.routes:
+        x, y = route.end
+        areas = page.boxes if route.has_tip else page.groups
+        edges = [(a.x, a.x + a.width, y) for a in areas for y in (a.y, *([] if route.has_tip else [a.y + a.height]))]
+        assert any(left <= x <= right and abs(y - edge) < NEAR for left, right, edge in edges), route
 
 
 def test_write_svg_edges_start_at_boxes_groups_or_edges(page):
     """Each edge starts at a box, a group, or another edge of the same value."""
-    for way in page.ways:
-        x, y = way.start
+    for route in page.routes:
+        x, y = route.start
         edges = [(a.x, a.x + a.width, a.y + a.height) for a in (*page.boxes, *page.groups)]
         edges += [(a.x, a.x + a.width, a.y + GROUP_TITLE_HEIGHT) for a in page.groups]
         touches = any(left <= x <= right and abs(y - edge) < NEAR for left, right, edge in edges)
-        others = [w for w in page.ways if w is not way and w.carries == way.carries and w.start[1] < y < w.end[1]]
-        assert touches or others, way
+        others = [w for w in page.routes if w is not route and w.carries == route.carries and w.start[1] < y < w.end[1]]
+        assert touches or others, route
 
 
 def test_write_svg_edges_point_down(page):
     """Edges never go up."""
-    assert all(way.start[1] <= way.end[1] for way in page.ways)
+    assert all(route.start[1] <= route.end[1] for route in page.routes)
 
 
 def test_write_svg_box_has_arrowhead_per_input_value(graph, page):
@@ -109,7 +113,7 @@ def test_write_svg_box_has_arrowhead_per_input_value(graph, page):
         box = page.box(f"node {node.name}")
         tips = [
             w
-            for w in page.ways
+            for w in page.routes
             if w.has_tip and abs(w.end[1] - box.y) < NEAR and box.x <= w.end[0] <= box.x + box.width
         ]
         made = {v for v in node.inputs if not v.is_constant}
@@ -168,7 +172,7 @@ def test_write_svg_value_with_many_readers_shares_edge():
     for _ in range(400):
         value = put(graph, plus, value, x)
     graph.add_output(value)
-    # A way of its own for each reader would have points in all layers above: 80,000 of them.
+    # A route of its own for each reader would have points in all layers above: 80,000 of them.
     assert write_svg(build_drawing(graph)).count(b"C") < 5 * 400
 
 
@@ -191,15 +195,15 @@ def test_arrange_long_edges_point_count_linear():
 
 def test_add_lanes_disjoint_and_reused(monkeypatch):
     """Lanes do not overlap, and free lanes are reused."""
-    monkeypatch.setattr(layers, "MAX_STATIONS", 0)
-    monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 0)
+    monkeypatch.setattr(layers, "MAX_DUMMIES", 0)
+    monkeypatch.setattr(layers, "DUMMIES_PER_ITEM", 0)
     items = [layers.Item(100.0, 20.0, layer=layer) for layer in range(12)]
     ends = {(0, 5), (1, 4), (0, 3), (6, 9)}
     links = [layers.Link(source, target, 50.0, 50.0, str(source)) for source, target in sorted(ends)]
     near, far = layers.split_links_by_length(items, links)
     assert (near, far) == ([], links)
     layers.add_lanes(items, far)
-    lanes = {(link.source, link.target): {items[station].x for station in link.stations} for link in links}
+    lanes = {(link.source, link.target): {items[dummy].x for dummy in link.dummies} for link in links}
     assert lanes == {(0, 3): {126.0}, (0, 5): {126.0}, (1, 4): {132.0}, (6, 9): {126.0}}
     assert [link.branches_off for link in links] == [False, True, False, False]
 
@@ -207,6 +211,6 @@ def test_add_lanes_disjoint_and_reused(monkeypatch):
 def test_nearest_in_order_returns_closest_sorted_numbers():
     """The result is sorted and as close as possible to the wished numbers."""
     wished, counts = [3.0, 1.0, 2.0, 7.0, 4.0], [1.0, 1.0, 2.0, 1.0, 3.0]
-    found = nearest_in_order(wished, counts)
+    found = fit_isotonic(wished, counts)
     assert found == sorted(found)
     assert found == pytest.approx([2.0, 2.0, 2.0, 4.75, 4.75])

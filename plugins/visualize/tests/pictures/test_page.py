@@ -1,4 +1,4 @@
-"""The HTML form: one file that needs nothing else, with all that its script looks for; and what it does in browsers."""
+"""Pictures as HTML: one self-contained file, and its behavior in a browser."""
 
 import json
 import re
@@ -71,11 +71,11 @@ def test_write_page_layout_names_all_boxes_and_groups(text):
 def test_write_page_layout_has_route_per_path(text):
     """The embedded layout has a route for each path of the picture."""
 
-    def ways(group):
-        found = len(group["routes"])
-        return found + sum(ways(member["group"]) for member in group["members"] if "group" in member)
+    def count_routes(group):
+        count = len(group["routes"])
+        return count + sum(count_routes(member["group"]) for member in group["members"] if "group" in member)
 
-    assert ways(layout_in(text)) == len(re.findall(r"data-way=", text))
+    assert count_routes(layout_in(text)) == len(re.findall(r"data-route=", text))
 
 
 def test_write_page_shows_title_and_subtitle(text):
@@ -105,7 +105,7 @@ def height(page, key):
 @pytest.mark.slow
 def test_page_browser_draws_all_boxes(page):
     """All boxes and edges are drawn in a browser."""
-    lines = page.eval_on_selector_all("path[data-way]", "ways => ways.map(way => way.getAttribute('d'))")
+    lines = page.eval_on_selector_all("path[data-route]", "paths => paths.map(path => path.getAttribute('d'))")
     assert len(lines) > 10
     assert all(line.startswith("M") and "NaN" not in line and "undefined" not in line for line in lines)
     for box in page.locator(".box").all():
@@ -138,7 +138,7 @@ def test_page_browser_search_shows_folded_node(page):
     page.click("#fold")
     page.fill("#search", "body.1.second")
     assert page.text_content("#count") == "1 of 1"
-    found = page.locator(".box.found")
+    found = page.locator(".box.match")
     assert found.get_attribute("data-key") == "node layer_4"
     area = found.bounding_box()
     assert 0 < area["x"] < 1200
@@ -168,7 +168,7 @@ def test_page_browser_drag_and_zoom(page):
     page.mouse.up()
     moved = box.bounding_box()
     assert (moved["x"] - before["x"], moved["y"] - before["y"]) == pytest.approx((50, -60), abs=1)
-    page.click("#closer")
+    page.click("#zoom-in")
     assert box.bounding_box()["width"] > moved["width"] * 1.2
     page.click("#fit")
     assert box.bounding_box() == pytest.approx(before)
@@ -179,6 +179,6 @@ def test_page_browser_paints_colors(page, tmp_path):
     from PIL import Image  # noqa: PLC0415 - as the browser is
 
     page.screenshot(path=tmp_path / "shot.png")
-    colours = {colour for _, colour in Image.open(tmp_path / "shot.png").convert("RGB").getcolors(1 << 20)}
+    colors = {color for _, color in Image.open(tmp_path / "shot.png").convert("RGB").getcolors(1 << 20)}
     wanted = {"input": (0x1D, 0x5F, 0xBF), "float": (0x5A, 0x64, 0x72), "edge": (0x8A, 0x93, 0x9E)}
-    assert not {name for name, colour in wanted.items() if colour not in colours}
+    assert not {name for name, color in wanted.items() if color not in colors}

@@ -1,4 +1,4 @@
-"""The files of pictures: suffixes, places, what each kind holds, and that the same graph gives the same bytes."""
+"""Files of pictures: suffixes, paths, contents of each format, and equal bytes for equal graphs."""
 
 import hashlib
 import importlib
@@ -141,7 +141,7 @@ def test_write_dot_escapes_special_names():
     text = write_dot(build_drawing(graph)).decode()
     assert 'digraph "a \\"b\\" \\\\ c" {' in text
     assert 'name x\\"y\\\\\\l' in text
-    unquoted = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)  # each quote has its other one
+    unquoted = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)  # quotes are paired
     assert '"' not in unquoted
 
 
@@ -161,7 +161,10 @@ def test_write_png_too_large_scaled_with_warning(monkeypatch):
     """A drawing above the pixel limit is scaled down, with a warning."""
     rasterizer()
     monkeypatch.setattr(png, "MAX_PIXELS", 4e4)
-    with pytest.warns(ClikaWarning, match=r"its letters too small to be read in a .png; write a .html"):
+    with pytest.warns(
+        ClikaWarning,
+        match=r"too large to read: the picture of Residual has [\d,]+ x [\d,]+ pixels, scaled",
+    ):
         image = Image.open(io.BytesIO(png.write_png(build_drawing(residual()))))
     assert image.width * image.height == pytest.approx(4e4, rel=0.02)
 
@@ -169,7 +172,7 @@ def test_write_png_too_large_scaled_with_warning(monkeypatch):
 def test_draw_png_without_resvg_raises_with_install_command(tmp_path, monkeypatch):
     """Without resvg_py, the error contains the command to install it."""
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(ModelError, match=r"resvg_py, which is not installed: pip install resvg_py, or write a .svg"):
+    with pytest.raises(ModelError, match=r"cannot write a \.png: resvg_py is not installed\. Run pip install resvg_py"):
         draw(residual(), tmp_path / "model.png")
     assert not [*tmp_path.iterdir()]
 
@@ -178,5 +181,5 @@ def test_write_png_without_fonts_raises(monkeypatch):
     """Without fonts, the error suggests installing one, and no PNG is written."""
     blank = types.SimpleNamespace(svg_to_bytes=lambda **_: b"the same whatever there is to draw")
     monkeypatch.setattr(importlib, "import_module", lambda _: blank)
-    with pytest.raises(ModelError, match=r"this machine has none of them: install one \(fonts-dejavu on Debian\)"):
+    with pytest.raises(ModelError, match=r"this machine has none of the fonts .*\. Install one of them \(fonts-dejavu"):
         png.write_png(build_drawing(residual()))

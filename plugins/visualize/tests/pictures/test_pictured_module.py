@@ -1,4 +1,4 @@
-"""A compiled module draws itself: in float, in integers, explained, pruned, with adapters; notebooks show it."""
+"""Pictures of compiled modules: float, INT8, explained, pruned, with adapters; and their display in notebooks."""
 
 import copy
 import re
@@ -45,9 +45,12 @@ def test_clika_visualize_quantized_module_marks_int8(module, tmp_path):
     """A quantized module marks INT8 nodes and edges."""
     path = module.clika_visualize(tmp_path / "model.svg")
     found = roles(path)
-    assert [found[f"node {name}"] for name in ("linear", "relu", "linear_1")] == ["integers"] * 3
+    assert [found[f"node {name}"] for name in ("linear", "relu", "linear_1")] == ["quantized"] * 3
     page = Page(path.read_bytes())
-    assert [way.carries for way in page.ways if way.kind == "edge integers"] == ["x integers", "relu integers"]
+    assert [route.carries for route in page.routes if route.kind == "edge quantized"] == [
+        "x quantized",
+        "relu quantized",
+    ]
     assert "as for onnxruntime" in path.read_text()
 
 
@@ -64,21 +67,21 @@ def test_clika_visualize_skipped_layer_shows_reason(tmp_path):
     """A skipped layer is marked as kept in float, with the reason."""
     module = compiled(layer_quantization_settings={"second": LayerQuantizationSettings(skip_quantization=True)})
     path = module.clika_visualize(tmp_path / "model.svg")
-    assert roles(path)["node linear_1"] == "kept"
-    assert "in float because: " in Page(path.read_bytes()).tooltip("node linear_1")
+    assert roles(path)["node linear_1"] == "kept_in_float"
+    assert "reason for float: " in Page(path.read_bytes()).tooltip("node linear_1")
 
 
 def test_clika_visualize_int4_weights_have_own_color(tmp_path):
     """INT4 weights have their own color."""
     module = compiled(quantization_settings=INT4)
     found = roles(module.clika_visualize(tmp_path / "model.svg"))
-    assert [role for role in found.values() if role == "weights"] == ["weights"] * 2
+    assert [role for role in found.values() if role == "weight_only"] == ["weight_only"] * 2
 
 
 def test_clika_visualize_explanation_shows_runtime_precision(module, tmp_path):
     """With an explanation, the tooltip shows the precision in the runtime."""
     path = module.clika_visualize(tmp_path / "model.svg", explanation=module.clika_explain())
-    assert "in onnxruntime: int8" in Page(path.read_bytes()).tooltip("node linear")
+    assert "precision in onnxruntime: int8" in Page(path.read_bytes()).tooltip("node linear")
 
 
 def test_clika_visualize_wrong_explanation_raises(module, tmp_path):
@@ -114,7 +117,7 @@ def test_clika_visualize_adapters_next_to_int8_distinguished(tmp_path):
     module.clika_attach_lora(LoraSettings(rank=2))
     found = [*roles(module.clika_visualize(tmp_path / "model.svg")).values()]
     assert found.count("adapter") == 2
-    assert found.count("integers") >= 2
+    assert found.count("quantized") >= 2
 
 
 def test_clika_visualize_overwrites_file_with_log_line(tmp_path):
@@ -122,9 +125,9 @@ def test_clika_visualize_overwrites_file_with_log_line(tmp_path):
     module = clika_compile(nn.Linear(4, 4), tracing_inputs=[torch.zeros(1, 4)], logs_dir=tmp_path / "logs")
     for _ in range(2):
         module.clika_visualize(tmp_path / "model.dot")
-    told = "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
-    assert told.count("Visualization: file exists: ") == 1
-    assert told.count(f"Saved graph visualization to: {tmp_path / 'model.dot'}") == 2
+    log = "".join(file.read_text() for file in (tmp_path / "logs").glob("*.log"))
+    assert log.count("Visualization: file exists: ") == 1
+    assert log.count(f"Saved graph visualization to: {tmp_path / 'model.dot'}") == 2
 
 
 def test_clika_visualize_empty_module_raises(tmp_path):

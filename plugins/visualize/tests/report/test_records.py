@@ -1,15 +1,15 @@
-"""The parts of a report by themselves: joined histograms, sums of modules, JSON that HTML leaves alone."""
+"""Records of a report: merged histograms, sums of modules, JSON that is safe in HTML."""
 
 import json
 
 import pytest
 import torch
 from clika_ref_visualize.report.contents import to_plain_data
-from clika_ref_visualize.report.module_tree import module_records
-from clika_ref_visualize.report.node_records import state_of
+from clika_ref_visualize.report.module_tree import build_module_records
+from clika_ref_visualize.report.node_records import find_state
 from clika_ref_visualize.report.page import render_report, to_script_json
 from clika_ref_visualize.report.value_records import MAX_BINS, merge_bins
-from reported_nets import large, made_up, node
+from reported_nets import make_contents, make_large_contents, make_node
 
 from clika_ref.quantization.calibration.histogram import Histogram as Full
 
@@ -53,32 +53,32 @@ def test_merge_bins_empty_and_constant_tensor():
 @pytest.mark.parametrize(
     ("planned", "runs", "is_kept", "state"),
     [
-        ("int8", "int8", False, "integers"),
-        ("int8", None, False, "integers"),
-        ("int8", "fused", False, "integers"),
-        ("int4 weights", "int4 weights", False, "weights"),
-        ("int8", "float", False, "missed"),
-        ("int4 weights", "not reported by the runtime", False, "missed"),
-        ("float", "float", True, "kept"),
+        ("int8", "int8", False, "quantized"),
+        ("int8", None, False, "quantized"),
+        ("int8", "fused", False, "quantized"),
+        ("int4 weights", "int4 weights", False, "weight_only"),
+        ("int8", "float", False, "not_quantized"),
+        ("int4 weights", "not reported by the runtime", False, "not_quantized"),
+        ("float", "float", True, "kept_in_float"),
         ("float", "fused", False, "fused"),
         ("float", "float", False, "float"),
     ],
 )
 def test_state_of_planned_and_real_precision(planned, runs, is_kept, state):
     """The state of a node follows from its planned and real precision."""
-    assert state_of(planned, runs, is_kept=is_kept) == state
+    assert find_state(planned, runs, is_kept=is_kept) == state
 
 
 def test_module_records_sorted_and_summed():
     """Modules follow their parents, with the sums of their nodes."""
-    layer = {"bits": (8, 8), "bytes_before": 40, "bytes_after": 10, "products": 3, "state": "integers"}
+    layer = {"bits": (8, 8), "bytes_before": 40, "bytes_after": 10, "macs": 3, "state": "quantized"}
     nodes = [
-        node("a", "encoder.layers.0.fc", **layer, sensitivity=0.1, seconds=2.0),
-        node("b", "encoder", operator="add"),
-        node("c", "", operator="mul", seconds=1.0),
-        node("d", "encoder.layers.1", **{**layer, "state": "missed"}, sensitivity=0.3),
+        make_node("a", "encoder.layers.0.fc", **layer, sensitivity=0.1, seconds=2.0),
+        make_node("b", "encoder", operator="add"),
+        make_node("c", "", operator="mul", seconds=1.0),
+        make_node("d", "encoder.layers.1", **{**layer, "state": "not_quantized"}, sensitivity=0.3),
     ]
-    found = module_records(nodes)
+    found = build_module_records(nodes)
     assert [m.scope for m in found] == [
         "",
         "encoder",
@@ -90,8 +90,8 @@ def test_module_records_sorted_and_summed():
     assert [m.parent for m in found] == [None, 0, 1, 2, 3, 2]
     assert [m.nodes for m in found] == [[2], [1], [], [], [0], [3]]
     whole, encoder = found[:2]
-    assert (whole.count, whole.layers, whole.integers, whole.products_in_integers) == (4, 2, 1, 3)
-    assert (encoder.count, encoder.bytes_before, encoder.bytes_after, encoder.products) == (3, 80, 20, 6)
+    assert (whole.count, whole.layers, whole.quantized_layers, whole.quantized_macs) == (4, 2, 1, 3)
+    assert (encoder.count, encoder.bytes_before, encoder.bytes_after, encoder.macs) == (3, 80, 20, 6)
     assert (whole.seconds, encoder.seconds, found[5].seconds) == (3.0, 2.0, None)
     assert (whole.sensitivity, found[3].sensitivity) == (0.3, 0.1)
 
@@ -122,11 +122,11 @@ def test_to_script_json_hostile_name_stays_data(name):
     assert "<" not in text
     assert ">" not in text
     assert json.loads(text)["name"] == name
-    page = render_report(made_up([node(name, name, reason=name)], model=name)).decode()
+    page = render_report(make_contents([make_node(name, name, reason=name)], model=name)).decode()
     assert page.count("</script>") == 2
     assert "alert(1)</script>" not in page
 
 
 def test_render_report_two_thousand_nodes_below_3_mb():
     """A report of 2,000 nodes is smaller than 3 MB."""
-    assert len(render_report(large(2000))) < 3e6
+    assert len(render_report(make_large_contents(2000))) < 3e6

@@ -1,20 +1,20 @@
 "use strict";
 
-// The picture is drawn already. This moves its parts where modules are folded, and the view over it.
+// Folds modules of a finished picture, and moves the view.
 
 const picture = document.getElementById("picture");
 const world = document.getElementById("world");
 const root = JSON.parse(document.getElementById("layout").textContent);
 const elements = new Map([...world.querySelectorAll("[data-key]")].map((element) => [element.dataset.key, element]));
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-const STRIDE = 80; // pixels, by which an arrow key moves the view
-const FOLDED_FROM = 400; // nodes: beyond, a model opens folded, as no screen shows so many
+const ARROW_KEY_PIXELS = 80; // distance that an arrow key moves the view
+const MAX_UNFOLDED_NODES = 400; // larger models open folded, since no screen shows so many nodes
 
-// Layout: as pictures/arrangement.py stacks the layers of a group and leads ways past them.
+// Layout: the same algorithm as in pictures/arrangement.py.
 
 function prepare(group, container, above) {
   group.parent = above;
-  group.ways = [...container.children].filter((child) => child.dataset.way !== undefined);
+  group.paths = [...container.children].filter((child) => child.dataset.route !== undefined);
   for (const member of group.members) {
     member.element = elements.get(member.key);
     member.owner = group;
@@ -42,7 +42,7 @@ function stack(group) {
   return group.height;
 }
 
-function lineOf(group, route) {
+function traceRoute(group, route) {
   const start = route.source === null ? null : group.members[route.source];
   const end = route.target === null ? null : group.members[route.target];
   let [x, layer] = route.columns[0];
@@ -59,8 +59,8 @@ function lineOf(group, route) {
   return end && end.y > y ? `${line}V${end.y}` : line;
 }
 
-function place(group) {
-  group.routes.forEach((route, index) => group.ways[index].setAttribute("d", lineOf(group, route)));
+function positionMembers(group) {
+  group.routes.forEach((route, index) => group.paths[index].setAttribute("d", traceRoute(group, route)));
   for (const member of group.members) {
     member.element.setAttribute("transform", `translate(${member.x} ${member.y})`);
     if (member.group) {
@@ -69,29 +69,29 @@ function place(group) {
       member.element.querySelector(":scope > .ground").setAttribute("height", member.height);
       member.element.querySelector(":scope > .title text").textContent = folded ? `+ ${title}  ${nodes} nodes` : `\u2212 ${title}`;
       member.element.querySelector(":scope > .title").setAttribute("aria-expanded", String(!folded));
-      if (!folded) place(member.group);
+      if (!folded) positionMembers(member.group);
     }
   }
 }
 
 function arrange() {
   stack(root);
-  place(root);
+  positionMembers(root);
 }
 
 // Folding
 
-function everyGroup(group, act) {
+function visitGroups(group, visit) {
   for (const member of group.members) {
     if (member.group) {
-      act(member.group);
-      everyGroup(member.group, act);
+      visit(member.group);
+      visitGroups(member.group, visit);
     }
   }
 }
 
 function foldAll(folded) {
-  everyGroup(root, (group) => { group.folded = folded; });
+  visitGroups(root, (group) => { group.folded = folded; });
   arrange();
 }
 
@@ -99,15 +99,15 @@ function toggle(member) {
   const before = positionOf(member).y;
   member.group.folded = !member.group.folded;
   arrange();
-  view.y += (before - positionOf(member).y) * view.scale; // its title stays under the pointer
-  look();
+  view.y += (before - positionOf(member).y) * view.scale; // keep the title under the pointer
+  applyView();
 }
 
 // The view
 
 const view = { x: 0, y: 0, scale: 1 };
 
-function look() {
+function applyView() {
   world.setAttribute("transform", `translate(${view.x} ${view.y}) scale(${view.scale})`);
 }
 
@@ -116,15 +116,15 @@ function zoom(factor, x = picture.clientWidth / 2, y = picture.clientHeight / 2)
   view.x = x - (x - view.x) * (scale / view.scale);
   view.y = y - (y - view.y) * (scale / view.scale);
   view.scale = scale;
-  look();
+  applyView();
 }
 
-function fit() {
+function fitWidth() {
   const box = world.getBBox();
   view.scale = Math.min(1.25, Math.max(0.02, (picture.clientWidth - 40) / box.width));
   view.x = (picture.clientWidth - box.width * view.scale) / 2 - box.x * view.scale;
   view.y = 24 - box.y * view.scale;
-  look();
+  applyView();
 }
 
 function positionOf(member) {
@@ -144,40 +144,40 @@ picture.addEventListener("wheel", (event) => {
   } else {
     view.x -= event.deltaX;
     view.y -= event.deltaY;
-    look();
+    applyView();
   }
 }, { passive: false });
 
-let grip = null;
+let dragStart = null;
 picture.addEventListener("pointerdown", (event) => {
-  grip = { x: event.clientX, y: event.clientY, moved: 0 };
+  dragStart = { x: event.clientX, y: event.clientY, moved: 0 };
 });
 window.addEventListener("pointermove", (event) => {
-  if (!grip) return;
-  const [dx, dy] = [event.clientX - grip.x, event.clientY - grip.y];
+  if (!dragStart) return;
+  const [dx, dy] = [event.clientX - dragStart.x, event.clientY - dragStart.y];
   view.x += dx;
   view.y += dy;
-  grip = { x: event.clientX, y: event.clientY, moved: grip.moved + Math.abs(dx) + Math.abs(dy) };
-  picture.classList.add("dragged");
-  look();
+  dragStart = { x: event.clientX, y: event.clientY, moved: dragStart.moved + Math.abs(dx) + Math.abs(dy) };
+  picture.classList.add("dragging");
+  applyView();
 });
 let wasDragged = false;
 window.addEventListener("pointerup", () => {
-  wasDragged = grip !== null && grip.moved > 4; // a click with an unsteady hand is one all the same
-  grip = null;
-  picture.classList.remove("dragged");
+  wasDragged = dragStart !== null && dragStart.moved > 4; // small movements still count as a click
+  dragStart = null;
+  picture.classList.remove("dragging");
 });
 
-// Clicks: titles fold, boxes show what is known of them
+// Clicks: titles fold modules, boxes show their details
 
 const details = document.getElementById("details");
 const membersByKey = new Map();
 
-function choose(element) {
-  world.querySelector(".chosen")?.classList.remove("chosen");
+function selectBox(element) {
+  world.querySelector(".selected")?.classList.remove("selected");
   details.hidden = !element;
   if (element) {
-    element.classList.add("chosen");
+    element.classList.add("selected");
     details.querySelector("pre").textContent = element.querySelector(":scope > title").textContent;
   }
 }
@@ -186,7 +186,7 @@ picture.addEventListener("click", (event) => {
   if (wasDragged) return;
   const title = event.target.closest(".title");
   if (title) toggle(membersByKey.get(title.parentElement.dataset.key));
-  else choose(event.target.closest(".box"));
+  else selectBox(event.target.closest(".box"));
 });
 picture.addEventListener("keydown", (event) => {
   const title = event.target.closest(".title");
@@ -195,96 +195,96 @@ picture.addEventListener("keydown", (event) => {
     toggle(membersByKey.get(title.parentElement.dataset.key));
   }
 });
-document.getElementById("close").addEventListener("click", () => choose(null));
+document.getElementById("close").addEventListener("click", () => selectBox(null));
 
 // Search
 
 const search = document.getElementById("search");
-let found = [];
+let matches = [];
 let current = -1;
 
 function textOf(member) {
   return member.element.textContent.toLowerCase();
 }
 
-function find() {
-  for (const member of found) member.element.classList.remove("found");
-  const wanted = search.value.trim().toLowerCase();
+function searchBoxes() {
+  for (const member of matches) member.element.classList.remove("match");
+  const query = search.value.trim().toLowerCase();
   const boxes = [...membersByKey.values()].filter((member) => !member.group);
-  found = wanted ? boxes.filter((member) => textOf(member).includes(wanted)) : [];
+  matches = query ? boxes.filter((member) => textOf(member).includes(query)) : [];
   current = -1;
-  document.getElementById("count").textContent = wanted ? `${found.length} found` : "";
-  if (found.length) show(0);
+  document.getElementById("count").textContent = query ? `${matches.length} found` : "";
+  if (matches.length) showMatch(0);
 }
 
-function show(index) {
-  if (current >= 0) found[current].element.classList.remove("found");
-  current = (index + found.length) % found.length;
-  const member = found[current];
+function showMatch(index) {
+  if (current >= 0) matches[current].element.classList.remove("match");
+  current = (index + matches.length) % matches.length;
+  const member = matches[current];
   for (let above = member.owner.parent; above; above = above.owner.parent) above.group.folded = false;
   arrange();
-  member.element.classList.add("found");
-  document.getElementById("count").textContent = `${current + 1} of ${found.length}`;
+  member.element.classList.add("match");
+  document.getElementById("count").textContent = `${current + 1} of ${matches.length}`;
   const { x, y } = positionOf(member);
   view.scale = Math.max(view.scale, 0.7);
-  view.x = picture.clientWidth / 2 - (x + 100) * view.scale; // near the middle of a box, most being 200 wide
+  view.x = picture.clientWidth / 2 - (x + 100) * view.scale; // the middle of a typical box, which is 200 wide
   view.y = picture.clientHeight / 2 - (y + member.height / 2) * view.scale;
-  look();
+  applyView();
 }
 
-search.addEventListener("input", find);
+search.addEventListener("input", searchBoxes);
 search.addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
     search.value = "";
-    find();
+    searchBoxes();
     search.blur();
   }
-  if (event.key !== "Enter" || !found.length) return;
-  if (found.length > 1 || !details.hidden) show(current + (event.shiftKey ? -1 : 1));
-  choose(found[current].element);
+  if (event.key !== "Enter" || !matches.length) return;
+  if (matches.length > 1 || !details.hidden) showMatch(current + (event.shiftKey ? -1 : 1));
+  selectBox(matches[current].element);
 });
 
 // Buttons and keys
 
-document.getElementById("fold").addEventListener("click", () => { foldAll(true); fit(); });
-document.getElementById("unfold").addEventListener("click", () => { foldAll(false); fit(); });
-document.getElementById("closer").addEventListener("click", () => zoom(1.25));
-document.getElementById("farther").addEventListener("click", () => zoom(0.8));
-document.getElementById("fit").addEventListener("click", fit);
+document.getElementById("fold").addEventListener("click", () => { foldAll(true); fitWidth(); });
+document.getElementById("unfold").addEventListener("click", () => { foldAll(false); fitWidth(); });
+document.getElementById("zoom-in").addEventListener("click", () => zoom(1.25));
+document.getElementById("zoom-out").addEventListener("click", () => zoom(0.8));
+document.getElementById("fit").addEventListener("click", fitWidth);
 window.addEventListener("keydown", (event) => {
   if (event.target === search) return;
   const [right, down] = ARROWS[event.key] || [0, 0];
   if (right || down) {
     event.preventDefault();
-    view.x -= right * STRIDE;
-    view.y -= down * STRIDE;
-    look();
+    view.x -= right * ARROW_KEY_PIXELS;
+    view.y -= down * ARROW_KEY_PIXELS;
+    applyView();
   }
   if (event.key === "+" || event.key === "=") zoom(1.25);
   else if (event.key === "-") zoom(0.8);
-  else if (event.key === "0") fit();
-  else if (event.key === "Escape") choose(null);
+  else if (event.key === "0") fitWidth();
+  else if (event.key === "Escape") selectBox(null);
   else if (event.key === "/") {
     event.preventDefault();
     search.focus();
   }
 });
-window.addEventListener("resize", look);
+window.addEventListener("resize", applyView);
 
-// Begin
+// Start
 
-function note(group) {
+function indexMembers(group) {
   for (const member of group.members) {
     membersByKey.set(member.key, member);
-    if (member.group) note(member.group);
+    if (member.group) indexMembers(member.group);
   }
 }
 
 prepare(root, world, null);
-note(root);
+indexMembers(root);
 for (const title of world.querySelectorAll(".group > .title")) {
   title.setAttribute("tabindex", "0");
   title.setAttribute("role", "button");
 }
-foldAll(root.nodes > FOLDED_FROM);
-fit();
+foldAll(root.nodes > MAX_UNFOLDED_NODES);
+fitWidth();

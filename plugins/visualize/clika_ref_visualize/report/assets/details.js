@@ -1,45 +1,45 @@
-// What stands beside the report once a node or a value is opened: all that is known of it, and its histograms.
+// The details panel of a node or an activation: all known facts, and histograms.
 
-const panel = at("details");
+const panel = getById("details");
 let opener = null;
 let countsAreLogarithmic = true;
 
-function openNode(place, from = null) {
-  const node = report.nodes[place];
+function openNode(index, from = null) {
+  const node = report.nodes[index];
   const facts = [
     ["name", node.name],
-    ["module", pathOf(node)],
+    ["module", formatPath(node)],
     ["operator", node.operator],
     ["line", node.line],
     ["planned", node.planned],
-    ["runs in", node.runs === null ? "not known" : node.runs],
-    ["why", node.reason],
-    ["QS", significant(node.sensitivity)],
-    ["bits", node.bits ? `${node.bits[0]} of weights, ${node.bits[1]} of what it reads` : ""],
-    ["weight", node.bits ? `${bytes(node.bytes_before)} before, ${bytes(node.bytes_after)} after` : ""],
-    ["products", node.products ? `${count(node.products)} (${percent(node.products, report.modules[0].products)})` : ""],
-    ["time", node.seconds === null ? "" : `${seconds(node.seconds)} (${percent(node.seconds, whole.seconds)} of all nodes)`],
+    ["runs in", node.runs === null ? "unknown" : node.runs],
+    ["reason", node.reason],
+    ["QS", formatNumber(node.sensitivity)],
+    ["bits", node.bits ? `${node.bits[0]} for weights, ${node.bits[1]} for inputs` : ""],
+    ["weight", node.bits ? `${formatBytes(node.bytes_before)} before, ${formatBytes(node.bytes_after)} after` : ""],
+    ["MACs", node.macs ? `${formatCount(node.macs)} (${formatPercent(node.macs, report.modules[0].macs)})` : ""],
+    ["time", node.seconds === null ? "" : `${formatSeconds(node.seconds)} (${formatPercent(node.seconds, total.seconds)} of all nodes)`],
   ];
-  open(titleOf(node), badge(node.state), facts, [
-    ["Reads", node.reads],
-    ["Makes", node.makes],
-  ], from, `node ${place}`);
+  openPanel(formatTitle(node), createBadge(node.state), facts, [
+    ["Inputs", node.inputs],
+    ["Outputs", node.outputs],
+  ], from, `node ${index}`);
 }
 
-function openValue(place, from = null) {
-  const value = report.values[place];
-  const maker = value.maker === null ? null : report.nodes[value.maker];
-  const facts = [["made by", maker ? titleOf(maker) : "the caller"]];
-  const readers = report.nodes.filter((node) => node.reads.includes(place));
-  facts.push(["read by", readers.map(titleOf).join(", ")]);
-  open(value.name, "", facts, [["", [place]]], from, `value ${place}`);
+function openValue(index, from = null) {
+  const value = report.values[index];
+  const producer = value.producer === null ? null : report.nodes[value.producer];
+  const facts = [["computed by", producer ? formatTitle(producer) : "the caller (model input)"]];
+  const readers = report.nodes.filter((node) => node.inputs.includes(index));
+  facts.push(["read by", readers.map(formatTitle).join(", ")]);
+  openPanel(value.name, "", facts, [["", [index]]], from, `value ${index}`);
 }
 
-function open(title, mark, facts, groups, from, key) {
-  const list = make("dl", {}, facts.filter(([, text]) => text).map(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
-  const parts = groups.filter(([, places]) => places.length).map(([name, places]) => [name ? make("h3", {}, name) : "", places.map(valueCard)]);
-  const close = make("button", { class: "close", "aria-label": "Close", onclick: closeDetails }, "×");
-  panel.replaceChildren(make("header", {}, make("h2", {}, title), mark, close), list, ...parts.flat(2));
+function openPanel(title, mark, facts, groups, from, key) {
+  const list = createElement("dl", {}, facts.filter(([, text]) => text).map(([name, text]) => [createElement("dt", {}, name), createElement("dd", {}, text)]));
+  const parts = groups.filter(([, indices]) => indices.length).map(([name, indices]) => [name ? createElement("h3", {}, name) : "", indices.map(createValueCard)]);
+  const close = createElement("button", { class: "close", "aria-label": "Close", onclick: closeDetails }, "×");
+  panel.replaceChildren(createElement("header", {}, createElement("h2", {}, title), mark, close), list, ...parts.flat(2));
   panel.hidden = false;
   panel.dataset.key = key;
   panel.scrollTop = 0;
@@ -61,42 +61,42 @@ function closeDetails() {
   opener = null;
 }
 
-function valueCard(place) {
-  const value = report.values[place];
-  const { seen, covered } = value;
+function createValueCard(index) {
+  const value = report.values[index];
+  const { observed, quantized } = value;
   const facts = [];
-  if (seen) facts.push(["held", `${significant(seen.low, 4)} to ${significant(seen.high, 4)}, in ${plural(seen.batches, "batch", "batches")}`]);
-  if (seen && seen.source) facts.push(["seen of", seen.source]);
-  if (covered) {
-    facts.push(["integers cover", `${significant(covered.low, 4)} to ${significant(covered.high, 4)}, in ${count(covered.levels)} levels`],
-      ["scale", significant(covered.scale, 6)], ["zero point", String(covered.zero_point)], ["chosen by", covered.observer],
-      ["cut off", covered.outside === null ? "" : `${significant(100 * covered.outside, 2)} % of what was seen`]);
+  if (observed) facts.push(["observed range", `${formatNumber(observed.low, 4)} to ${formatNumber(observed.high, 4)}, in ${formatPlural(observed.batches, "batch", "batches")}`]);
+  if (observed && observed.source) facts.push(["observed at", observed.source]);
+  if (quantized) {
+    facts.push(["quantized range", `${formatNumber(quantized.low, 4)} to ${formatNumber(quantized.high, 4)}, ${formatCount(quantized.levels)} levels`],
+      ["scale", formatNumber(quantized.scale, 6)], ["zero point", String(quantized.zero_point)], ["observer", quantized.observer],
+      ["clipped", quantized.clipped_share === null ? "" : `${formatNumber(100 * quantized.clipped_share, 2)} % of the elements`]);
   }
-  const body = seen ? [make("div", { class: "plot", "data-value": place })] : [note(whyUnseen(value))];
-  return make("div", { class: "card" }, make("h4", {}, value.name, make("small", {}, value.type)), ...body,
-    seen ? countsSwitch() : null,
-    make("dl", {}, facts.filter(([, text]) => text).map(([name, text]) => [make("dt", {}, name), make("dd", {}, text)])));
+  const body = observed ? [createElement("div", { class: "plot", "data-value": index })] : [createNote(explainMissingRange(value))];
+  return createElement("div", { class: "card" }, createElement("h4", {}, value.name, createElement("small", {}, value.type)), ...body,
+    observed ? createScaleSwitch() : null,
+    createElement("dl", {}, facts.filter(([, text]) => text).map(([name, text]) => [createElement("dt", {}, name), createElement("dd", {}, text)])));
 }
 
-function whyUnseen(value) {
-  if (!value.type.startsWith("float") && !value.type.startsWith("bfloat")) return "It holds no floats, and is not looked at.";
-  return report.missing.values ? "What it held is not known of this module." : "What it held was not looked at: nothing there becomes integers.";
+function explainMissingRange(value) {
+  if (!value.type.startsWith("float") && !value.type.startsWith("bfloat")) return "It is not a float tensor, and has no observed range.";
+  return report.unavailable.values ? "Its observed range is unknown for this module." : "It was not observed, because no quantized layer reads it.";
 }
 
-function countsSwitch() {
-  const box = make("input", { type: "checkbox" });
+function createScaleSwitch() {
+  const box = createElement("input", { type: "checkbox" });
   box.checked = countsAreLogarithmic;
   box.addEventListener("change", () => {
     countsAreLogarithmic = box.checked;
     panel.querySelectorAll(".plot").forEach((frame) => paintHistogram(frame));
     panel.querySelectorAll(".switch input").forEach((other) => { other.checked = box.checked; });
   });
-  return make("label", { class: "switch" }, box, "logarithm of counts");
+  return createElement("label", { class: "switch" }, box, "logarithmic counts");
 }
 
 function paintHistogram(frame) {
   const value = report.values[Number(frame.dataset.value)];
-  frame.replaceChildren(histogram(value, Math.max(frame.clientWidth, 200), countsAreLogarithmic));
+  frame.replaceChildren(drawHistogram(value, Math.max(frame.clientWidth, 200), countsAreLogarithmic));
 }
 
 document.addEventListener("keydown", (event) => {

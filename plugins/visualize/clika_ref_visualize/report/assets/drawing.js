@@ -1,4 +1,4 @@
-// Plots: scales, axes, a tip that follows the pointer, and plots that are drawn again when their place changes.
+// Plots: scales, axes, a tooltip at the pointer, and plots that are drawn again after a resize.
 
 function linear(low, high, from, to) {
   const span = high - low || 1;
@@ -10,14 +10,14 @@ function logarithmic(low, high, from, to) {
   return (x) => scale(Math.log10(Math.max(x, low)));
 }
 
-function niceStep(span, most) {
-  const rough = span / most;
+function niceStep(span, count) {
+  const rough = span / count;
   const power = 10 ** Math.floor(Math.log10(rough || 1));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= rough) || rough;
 }
 
-function ticks(low, high, most = 5) {
-  const step = niceStep(high - low || 1, most);
+function ticks(low, high, count = 5) {
+  const step = niceStep(high - low || 1, count);
   const found = [];
   for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-9; tick += step) found.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
   return found;
@@ -27,7 +27,7 @@ function powers(low, high) {
   const found = [];
   for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power += 1) found.push(10 ** power);
   const every = Math.ceil(found.length / 8);
-  return found.filter((_, place) => place % every === 0);
+  return found.filter((_, index) => index % every === 0);
 }
 
 function powerText(x) {
@@ -35,8 +35,8 @@ function powerText(x) {
   return power >= -3 && power <= 3 ? String(Number(x.toPrecision(1))) : `1e${power}`;
 }
 
-// Calls `paint(width)` now and whenever the width of the host has changed, and shows the SVG that it returns.
-function plotted(host, paint) {
+// Calls `paint(width)` now and after each change of the host's width, and shows the SVG that it returns.
+function drawOnResize(host, paint) {
   let shown = 0;
   const repaint = () => {
     const width = Math.floor(host.clientWidth);
@@ -49,31 +49,31 @@ function plotted(host, paint) {
 }
 
 function axisX(scale, marks, y, text, height = 0) {
-  return draw(
+  return createSvg(
     "g",
     { class: "axis" },
     marks.map((mark) => [
-      draw("line", { x1: scale(mark), x2: scale(mark), y1: y - height, y2: y + 4 }),
-      draw("text", { x: scale(mark), y: y + 17, "text-anchor": "middle" }, text(mark)),
+      createSvg("line", { x1: scale(mark), x2: scale(mark), y1: y - height, y2: y + 4 }),
+      createSvg("text", { x: scale(mark), y: y + 17, "text-anchor": "middle" }, text(mark)),
     ]),
   );
 }
 
 function axisY(scale, marks, x, text, width) {
-  return draw(
+  return createSvg(
     "g",
     { class: "axis" },
     marks.map((mark) => [
-      draw("line", { x1: x, x2: x + width, y1: scale(mark), y2: scale(mark) }),
-      draw("text", { x: x - 7, y: scale(mark) + 4, "text-anchor": "end" }, text(mark)),
+      createSvg("line", { x1: x, x2: x + width, y1: scale(mark), y2: scale(mark) }),
+      createSvg("text", { x: x - 7, y: scale(mark) + 4, "text-anchor": "end" }, text(mark)),
     ]),
   );
 }
 
-const tip = at("tip");
+const tip = getById("tip");
 
 function showTip(event, lines) {
-  tip.replaceChildren(...lines.map((line, place) => make(place ? "div" : "b", {}, line)));
+  tip.replaceChildren(...lines.map((line, index) => createElement(index ? "div" : "b", {}, line)));
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   const x = Math.min(event.clientX + 14, window.innerWidth - box.width - 8);
@@ -85,7 +85,7 @@ function hideTip() {
   tip.hidden = true;
 }
 
-// A line that keeps each height until the next place: [[x, y], ...].
+// A step line through points: [[x, y], ...].
 function steps(points) {
-  return points.map(([x, y], place) => (place ? `H${x.toFixed(1)}V${y.toFixed(1)}` : `M${x.toFixed(1)},${y.toFixed(1)}`)).join("");
+  return points.map(([x, y], index) => (index ? `H${x.toFixed(1)}V${y.toFixed(1)}` : `M${x.toFixed(1)},${y.toFixed(1)}`)).join("");
 }

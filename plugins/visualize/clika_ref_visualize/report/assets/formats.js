@@ -1,67 +1,60 @@
 "use strict";
-// Numbers and words as people read them, and elements made of data: text only, whatever names hold.
+// Formats of numbers, and elements made from data. Names are inserted as text only.
 
 const report = JSON.parse(document.getElementById("contents").textContent);
 
 const STATES = {
-  integers: "integers",
-  weights: "few-bit weights",
-  missed: "planned, but float",
-  kept: "kept float",
-  fused: "part of another",
+  quantized: "INT8",
+  weight_only: "low-bit weight",
+  not_quantized: "planned INT8, runs in float",
+  kept_in_float: "kept in float",
+  fused: "fused",
   float: "float",
 };
 
-// What is smaller than float, in words: of a model whose weights alone are, nothing computes in integers.
-const SMALL = (() => {
-  const states = new Set(report.nodes.filter((node) => node.bits).map((node) => node.state));
-  if (!states.has("weights")) return "in integers";
-  return states.has("integers") || states.has("missed") ? "in integers or few bits" : "with few-bit weights";
-})();
-
-function count(x) {
+function formatCount(x) {
   return x === null || x === undefined ? "" : Math.round(x).toLocaleString("en");
 }
 
-function bytes(x) {
+function formatBytes(x) {
   if (x === null || x === undefined) return "";
   const units = [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]];
   for (const [unit, size] of units) if (x >= size) return `${(x / size).toFixed(x / size < 100 ? 2 : 1)} ${unit}`;
   return `${x} B`;
 }
 
-function seconds(x) {
+function formatSeconds(x) {
   if (x === null || x === undefined) return "";
   if (x >= 1) return `${x.toFixed(2)} s`;
   if (x >= 1e-3) return `${(x * 1e3).toFixed(2)} ms`;
   return `${(x * 1e6).toFixed(x < 1e-5 ? 1 : 0)} µs`;
 }
 
-function significant(x, digits = 3) {
+function formatNumber(x, digits = 3) {
   if (x === null || x === undefined) return "";
   if (x === 0) return "0";
   const size = Math.abs(x);
   return size >= 1e6 || size < 1e-4 ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)));
 }
 
-function percent(part, whole) {
-  if (!whole) return "";
-  const share = (100 * part) / whole;
+function formatPercent(part, total) {
+  if (!total) return "";
+  const share = (100 * part) / total;
   return `${share.toFixed(share >= 99.95 || share === 0 ? 0 : 1)} %`;
 }
 
-function decibels(x) {
+function formatDecibels(x) {
   return x === null || x === undefined ? "" : `${x.toFixed(1)} dB`;
 }
 
-function products(x) {
+function formatShortCount(x) {
   if (!x) return "";
-  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (x >= size) return `${significant(x / size)} ${unit}`;
+  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (x >= size) return `${formatNumber(x / size)} ${unit}`;
   return String(x);
 }
 
-function plural(n, one, many = `${one}s`) {
-  return `${count(n)} ${n === 1 ? one : many}`;
+function formatPlural(n, one, many = `${one}s`) {
+  return `${formatCount(n)} ${n === 1 ? one : many}`;
 }
 
 function fill(element, properties, children) {
@@ -74,69 +67,69 @@ function fill(element, properties, children) {
   return element;
 }
 
-function make(tag, properties, ...children) {
+function createElement(tag, properties, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
-function draw(tag, properties, ...children) {
+function createSvg(tag, properties, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
 }
 
-function at(id) {
+function getById(id) {
   return document.getElementById(id);
 }
 
-function badge(state) {
-  return make("span", { class: `badge ${state}` }, STATES[state]);
+function createBadge(state) {
+  return createElement("span", { class: `badge ${state}` }, STATES[state]);
 }
 
-// A bar beside its number; `before` is drawn behind it where something had been larger.
-function bar(share, before = 0, state = "accent") {
+// A bar for a number. A larger `before` is drawn below it.
+function createBar(share, before = 0, state = "accent") {
   const width = (x) => `width:${(100 * Math.min(Math.max(x, 0), 1)).toFixed(2)}%`;
-  return make(
+  return createElement(
     "span",
     { class: "bar", "aria-hidden": "true" },
-    before > share ? make("i", { class: "before", style: width(before) }) : null,
-    make("i", { class: state, style: width(share) }),
+    before > share ? createElement("i", { class: "before", style: width(before) }) : null,
+    createElement("i", { class: state, style: width(share) }),
   );
 }
 
-// Parts of a whole in one bar: [[state, amount, text], ...].
-function stacked(parts, label) {
-  const whole = parts.reduce((sum, part) => sum + part[1], 0);
-  return make(
+// Shares of a total in one bar: [[state, amount, text], ...].
+function createStackedBar(parts, label) {
+  const total = parts.reduce((sum, part) => sum + part[1], 0);
+  return createElement(
     "div",
-    { class: "stacked", role: "img", "aria-label": `${label}: ${parts.map((p) => `${p[2]} ${percent(p[1], whole)}`).join(", ")}` },
+    { class: "stacked", role: "img", "aria-label": `${label}: ${parts.map((p) => `${p[2]} ${formatPercent(p[1], total)}`).join(", ")}` },
     parts
       .filter((part) => part[1] > 0)
       .map(([state, amount, text]) =>
-        make("span", { class: state, style: `flex:${amount / whole}`, title: `${text}: ${percent(amount, whole)}` }),
+        createElement("span", { class: state, style: `flex:${amount / total}`, title: `${text}: ${formatPercent(amount, total)}` }),
       ),
   );
 }
 
-function legend(states) {
-  return make("p", { class: "legend" }, states.map((state) => make("span", {}, make("i", { class: state }), STATES[state])));
+function createLegend(states) {
+  return createElement("p", { class: "legend" }, states.map((state) => createElement("span", {}, createElement("i", { class: state }), STATES[state])));
 }
 
-// A sentence that begins with a word of the language, and not with a name, whose letters must stay as they are.
-function sentence(text) {
-  return /^(the|it|its|no|nothing)\b/.test(text) ? `${text[0].toUpperCase()}${text.slice(1)}` : text;
+// Capitalizes a text that begins with a common word. Names keep their letters.
+function capitalize(text) {
+  return /^(the|it|its|no|nothing|cannot|this)\b/.test(text) ? `${text[0].toUpperCase()}${text.slice(1)}` : text;
 }
 
-function note(text) {
-  return make("p", { class: "note" }, sentence(text));
+function createNote(text) {
+  return createElement("p", { class: "note" }, capitalize(text));
 }
 
-function pathOf(node) {
+function formatPath(node) {
   return node.scope || "(model)";
 }
 
-// The path of a node, of which the beginning is left out where it is too long: paths differ at their ends.
-function pathSpan(node) {
-  return make("span", { class: "path", title: `${pathOf(node)}\n${node.name}` }, make("bdi", { dir: "ltr" }, pathOf(node)));
+// The path of a node. If it is too long, its beginning is elided, since paths differ at their ends.
+function createPathSpan(node) {
+  return createElement("span", { class: "path", title: `${formatPath(node)}\n${node.name}` }, createElement("bdi", { dir: "ltr" }, formatPath(node)));
 }
 
-function titleOf(node) {
+function formatTitle(node) {
   return node.scope ? `${node.scope} · ${node.operator}` : `${node.name} · ${node.operator}`;
 }
