@@ -191,7 +191,7 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
         quantized = QuantizationState(request.target.name, found.plan, calibration.model, found)
         set_quantization(module, quantized, calibration, request)
         if log.path is None and not is_in_command():
-            log.say(SUMMARY_HINT)
+            log.show(SUMMARY_HINT)
     return module.train(training)
 
 
@@ -255,7 +255,7 @@ def _quantize(
         stages = calibrate_graph(calibration, batches, *common, model=captured.graph, **how)
     except BaseException:  # including an interrupt
         if calibration.table.batches and not file:
-            context.log.say(RANGES_LOST.format(calibration.table.batches))
+            context.log.show(RANGES_LOST.format(calibration.table.batches))
         raise
     return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)
 

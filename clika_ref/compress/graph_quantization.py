@@ -44,7 +44,7 @@ def use_ranges_file(
     calibration: Calibration,
     registry: Registry,
     log: CompilationLog,
-    anew: Callable[[], Calibration],
+    recalibrate: Callable[[], Calibration],
 ) -> Iterator[None]:
     """Start with the ranges in a file, if it exists, and save the new ranges there, also after an interrupt."""
     if not file:
@@ -52,7 +52,7 @@ def use_ranges_file(
         return
     path = Path(file)
     if path.exists():
-        calibration.restart_with_ranges(_load_ranges(path, calibration), anew().graph)
+        calibration.restart_with_ranges(_load_ranges(path, calibration), recalibrate().graph)
         apply_table_smoothing(calibration, registry)
         unknown = _unknown_values(calibration)
         if unknown:
@@ -77,8 +77,8 @@ def _load_ranges(path: Path, calibration: Calibration) -> RangeTable:
     smoothing_purpose = calibration.table.smoothing_purpose
     if found.smoothing_purpose != smoothing_purpose:
         msg = (
-            f"cannot use the ranges of {path}: smoothing is {found.smoothing_purpose} there, and "
-            f"{smoothing_purpose} here. {RECALIBRATE_HINT}"
+            f"cannot use the ranges of {path}: its SmoothQuant factors are for {found.smoothing_purpose}, not for "
+            f"{smoothing_purpose}. {RECALIBRATE_HINT}"
         )
         raise ModelError(msg)
     return found
@@ -235,9 +235,9 @@ def calibrate_graph(
         check_supported(calibration.graph, request.target)  # a graph that does not run cannot be timed
     if request.ineffective_options:
         log.warning(f"{', '.join(request.ineffective_options)} has no effect with weight-only quantization")
-    anew = partial(prepare_calibration, model, request, registry)
-    with use_ranges_file(ranges_file, calibration, registry, log, anew):
-        known = _check_first_batch(calibration, batches, log, anew, ranges_file) if are_given else batches
+    recalibrate = partial(prepare_calibration, model, request, registry)
+    with use_ranges_file(ranges_file, calibration, registry, log, recalibrate):
+        known = _check_first_batch(calibration, batches, log, recalibrate, ranges_file) if are_given else batches
         run_calibration(calibration, known, request, registry, log, total=total, ranks=ranks)
     stages = _make_pipeline(calibration, request, registry, model)  # smoothing may have added nodes
     is_timed = request.options.optimize_for == "latency" and not request.settings.prefer_weights_only_quantization
@@ -266,7 +266,7 @@ def _check_first_batch(
     calibration: Calibration,
     batches: Iterable[Sequence[torch.Tensor]],
     log: CompilationLog,
-    anew: Callable[[], Calibration],
+    recalibrate: Callable[[], Calibration],
     ranges_file: str | PathLike[str],
 ) -> Iterable[Sequence[torch.Tensor]]:
     """Return the batches; if the first is not that of the ranges, log a warning and restart the ranges.
@@ -282,7 +282,7 @@ def _check_first_batch(
             log.warning(OTHER_FIRST_BATCH_WARNING.format(ranges_file, calibration.table.batches))
         else:
             log.warning(RESTART_WARNING.format(calibration.table.batches))
-            calibration.restart(anew().graph)
+            calibration.restart(recalibrate().graph)
     return itertools.chain(first, later)
 
 
@@ -321,7 +321,7 @@ def begin_calibration(
         kept, counted = len(before.reservoir.batches), before.table.batches
         if not has_data and kept < counted:
             log.warning(
-                f"The ranges of {counted:,} batches cannot be used again, as their smoothing is "
+                f"The ranges of {counted:,} batches cannot be used again, as their SmoothQuant factors are for "
                 f"{before.table.smoothing_purpose}: the first {kept:,} batches, which are stored, run again. Pass "
                 "calibration_inputs to use all."
             )

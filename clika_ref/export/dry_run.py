@@ -36,11 +36,11 @@ def report_dry_run(
     for name, count, answer in rows:
         log.detail(f"Dry run: {name} x {count}, runs in {target.name}: {answer}")
     weights = sum(v.data.nbytes for v in graph.constants.values() if v.data is not None)
-    log.say(f"{len(graph):,} nodes, {format_size(weights)} of weights")
+    log.show(f"{len(graph):,} nodes, {format_size(weights)} of weights")
     for symbol in graph.symbols.values():
-        log.say(f"Dynamic: {symbol}")
+        log.show(f"Dynamic: {symbol}")
     for guard in graph.guards:
-        log.say(f"Guard: {guard}")
+        log.show(f"Guard: {guard}")
     if quantization is not None:
         layers, others = quantization.table, quantization.prediction_table
         print_table([*layers.columns], layers.cells(), title="Predicted quantization")

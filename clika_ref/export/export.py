@@ -19,7 +19,7 @@ from clika_ref.core.targets import Target
 from clika_ref.export.artifact_check import compare_artifact
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.dynamic_axes import filter_examples, restrict_dynamic_dims
-from clika_ref.export.half_precision import check_overflow, convert_to_half
+from clika_ref.export.fp16 import check_overflow, convert_to_half
 from clika_ref.export.interface import name_interface
 from clika_ref.export.quantized_check import compare_quantized
 from clika_ref.export.unchecked_guards import warn_of_unchecked_guards

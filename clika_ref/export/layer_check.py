@@ -21,7 +21,7 @@ from clika_ref.core.types import TensorType
 from clika_ref.export.artifact_check import ROUNDING_TOLERANCE
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
 
-MAX_MOVED_SHARE = 1e-4
+MAX_SHIFTED_SHARE = 1e-4
 """Maximum share of a result's integers that may be off by one, since sums are rounded to float32 in another order.
 
 Of the 30 layers and sums of resnet18 in ONNX Runtime, the worst reaches a fifth of it.
@@ -126,6 +126,6 @@ def _problem(expected: torch.Tensor, found: torch.Tensor) -> str:
         return describe_differences([expected], [found], ROUNDING_TOLERANCE).get(0, "")
     steps = (expected.int() - found.int()).abs()
     moved, furthest = int((steps > 0).sum()), int(steps.max()) if steps.numel() else 0
-    if furthest <= 1 and moved <= max(1, MAX_MOVED_SHARE * steps.numel()):
+    if furthest <= 1 and moved <= max(1, MAX_SHIFTED_SHARE * steps.numel()):
         return ""
     return f"{moved:,} of {steps.numel():,} quantized elements differ, by at most {furthest} steps"

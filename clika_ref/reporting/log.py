@@ -113,7 +113,7 @@ class CompilationLog:
         except OSError as error:
             self._abandon_file(error)
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Write text to the console and the file."""
         _forward_to_logging(logging.INFO, text)
         self._write(text)

@@ -121,8 +121,8 @@ def test_graph_builder_data_dependent_size_rejected(name, tensors, attrs, free):
     growth = EagerGraphBuilder()
     leaves = [LeafTensor(t) for t in tensors]
     complete = op.call(*leaves, **attrs)
-    assert growth.place(op, leaves, complete.attrs) is not None
-    assert growth.place(op, leaves, {**complete.attrs, **free}) is None
+    assert growth.add_call(op, leaves, complete.attrs) is not None
+    assert growth.add_call(op, leaves, {**complete.attrs, **free}) is None
     ((_, reason),) = growth.rejected
     assert "depends on the data" in reason
 

@@ -31,7 +31,7 @@ SEEDS = range(4)
 def nodes_of(name, *seeds):
     """Return every node of the motifs that are found for a pass; what chance leaves out of one seed, another has."""
     p, every = REGISTRY.passes[name], REGISTRY.operators
-    found = [find_motifs(p, every, seed=seed, wanted=10, tries=4000, patience=400) for seed in seeds or SEEDS]
+    found = [find_motifs(p, every, seed=seed, motif_count=10, tries=4000, patience=400) for seed in seeds or SEEDS]
     return [node for motifs in found for c in (*motifs.cases, *motifs.varied, *motifs.listed) for node in c.graph.nodes]
 
 
@@ -170,7 +170,7 @@ def test_find_motifs_goal_reached_by_other_not_unreached(monkeypatch):
     easy = MotifGoal("easy", lambda _: begun.append(True) or True, ())
     monkeypatch.setattr(motif_search, "make_goals", lambda *_: [late, easy])
     p = REGISTRY.passes["remove-identities"]
-    found = find_motifs(p, REGISTRY.operators, seed=0, wanted=1, tries=3, patience=3)
+    found = find_motifs(p, REGISTRY.operators, seed=0, motif_count=1, tries=3, patience=3)
     assert found.cases
     assert found.unreached_goals == []
 

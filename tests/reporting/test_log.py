@@ -108,7 +108,7 @@ def test_compilation_log_messages_to_both_details_to_file(tmp_path, capsys):
     """Messages go to the console and the file; details go to the file only."""
     with CompilationLog.open(tmp_path) as log:
         log.detail("detail")
-        log.say("said of float32[b, 3] and [bold]")
+        log.show("said of float32[b, 3] and [bold]")
         log.warning("odd")
     out, err = capsys.readouterr()
     assert out == ""
@@ -128,7 +128,7 @@ def test_compilation_log_quiet_variable_silences_console(tmp_path, capsys, monke
     """`CLIKA_REF_QUIET` silences the console, but not the file."""
     monkeypatch.setenv("CLIKA_REF_QUIET", value)
     with CompilationLog.open(tmp_path) as log:
-        log.say("said")
+        log.show("said")
     assert (capsys.readouterr().err == "") is quiet
     assert texts(log) == ["said"]
 
@@ -188,7 +188,7 @@ def test_compilation_log_warnings_kept_in_order():
     """Warnings are kept in order, also without a file."""
     log = CompilationLog()
     log.warning("the first")
-    log.say("no warning")
+    log.show("no warning")
     log.warning("the second")
     assert log.warnings == ["the first", "the second"]
 

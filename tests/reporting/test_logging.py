@@ -71,7 +71,7 @@ def test_logging_without_handler_printed_once():
 def test_compilation_log_file_contains_each_line_once(tmp_path):
     """The file contains each line once."""
     with CompilationLog.open(tmp_path, console=False) as log:
-        log.say("said")
+        log.show("said")
         log.warning("warned")
         log.detail("detailed")
         with log.stage("Working") as stage:

@@ -74,7 +74,7 @@ class EagerGraphBuilder:
         self.tensors[value] = leaf.tensor.detach() if leaf.tensor.requires_grad else leaf.tensor
         return value
 
-    def place(self, op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Node | None:
+    def add_call(self, op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Node | None:
         """Add a call on values, leaves, numbers and None; return None and add nothing if it is illegal."""
         tensors = [self._operand_tensor(o) for o in operands]
         given = resolve_attrs(op, attrs, self.sizes)

@@ -30,7 +30,7 @@ NodeAlteration = Callable[[Node, tuple[Any, ...], dict[str, Any], tuple[torch.Te
 FREE_ELEMENT_FILLS = (1.0, 3.5)
 """Two values for free elements, to find the results that depend on them."""
 
-EXTREME_FILLS = (-2.5, math.nan)
+UNUSUAL_FILLS = (-2.5, math.nan)
 """Two more fill values, invalid in some graphs.
 
 The first is below usual comparison thresholds. NaN propagates even through a softmax over one element.
@@ -122,7 +122,7 @@ def _replace_free_elements(
         return _run_graph(_make_deviating_graph(graph, [(d, _make_filling(d, fill)) for d in free]), run)
 
     variants = [fill_outputs(fill) for fill in FREE_ELEMENT_FILLS]
-    for fill in EXTREME_FILLS:
+    for fill in UNUSUAL_FILLS:
         with contextlib.suppress(_RejectedValueError):  # indices may be computed from free elements
             variants.append(fill_outputs(fill))
     result = list(actual)

@@ -31,19 +31,19 @@ LEVELS: Mapping[str, str] = {
 """Modules of the levels, in execution order."""
 
 
-def select_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> dict[str, str]:
-    """Return the requested levels, in the order of the plan; all of them if ``wanted`` is empty.
+def select_levels(requested: Sequence[str], levels: Mapping[str, str] = LEVELS) -> dict[str, str]:
+    """Return the requested levels, in the order of the plan; all of them if ``requested`` is empty.
 
     Raises:
         ClikaError: a level is unknown.
     """
-    unknown = [name for name in wanted if name not in levels]
+    unknown = [name for name in requested if name not in levels]
     if unknown:
         near = difflib.get_close_matches(unknown[0], levels, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         msg = f"there is no level {unknown[0]!r}{hint} Levels are {', '.join(levels)}."
         raise ClikaError(msg)
-    return {name: module for name, module in levels.items() if not wanted or name in wanted}
+    return {name: module for name, module in levels.items() if not requested or name in requested}
 
 
 def import_level(module: str) -> LevelModule:

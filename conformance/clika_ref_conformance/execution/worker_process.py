@@ -169,7 +169,7 @@ def make_run_folder(parent: Path | None = None) -> tempfile.TemporaryDirectory[s
     return tempfile.TemporaryDirectory(prefix="clika-ref-conformance-", dir=parent, ignore_cleanup_errors=True)
 
 
-def compute_wait_seconds(workers: Sequence[WorkerProcess], at_most: float) -> float:
+def compute_wait_seconds(workers: Sequence[WorkerProcess], max_seconds: float) -> float:
     """Return the seconds until the next worker is overdue; workers that are overdue have been killed already."""
     now = time.monotonic()
-    return max(0.0, min([at_most, *(worker.deadline - now for worker in workers if not worker.overdue)]))
+    return max(0.0, min([max_seconds, *(worker.deadline - now for worker in workers if not worker.overdue)]))

@@ -32,20 +32,20 @@ EXP_ULPS = 8
 class DotStatistics:
     """Data for the statistics of a sum of products: ``terms[...]`` summed, and ``weight[...] = sum |x| |w|``.
 
-    ``beside[...]`` is the error from rounding operands and results, if they have formats of their own.
+    ``format_error[...]`` is the error from rounding operands and results, if they have formats of their own.
     """
 
     terms: torch.Tensor
     weight: torch.Tensor
     formats: Formats
-    beside: torch.Tensor | None = None
+    format_error: torch.Tensor | None = None
 
     @property
     def variance(self) -> torch.Tensor:
         """Variance of the sum relative to that of one rounding, ``(u weight)^2``: one for each term."""
-        if self.beside is None:
+        if self.format_error is None:
             return self.terms
-        return self.terms + (self.beside / (rounding_unit_of(self.formats.accumulate) * self.weight)).square()
+        return self.terms + (self.format_error / (rounding_unit_of(self.formats.accumulate) * self.weight)).square()
 
 
 def bound_ulps(call: ConcreteCall, result: torch.Tensor, dtype: AnyFormat, error: ErrorClass) -> torch.Tensor:
@@ -89,11 +89,11 @@ def compute_dot_statistics(call: ConcreteCall, results: list[torch.Tensor], form
         fewest = _count_min_terms(call, result)
         terms = one.double().abs().nan_to_num(1.0, 1.0).clamp(min=fewest) + 1
         size = weight.double().abs()
-        beside = None
+        format_error = None
         if not formats.is_plain:
             moved = (more.double().abs() - size).nan_to_num(math.inf) if formats.rounds_operands else 0.0
-            beside = moved + ulp_of(result, formats.stored) / 2
-        found.append(DotStatistics(terms, size, formats, beside))
+            format_error = moved + ulp_of(result, formats.stored) / 2
+        found.append(DotStatistics(terms, size, formats, format_error))
     return found
 
 
@@ -129,7 +129,7 @@ def bound_dot(found: DotStatistics, result: torch.Tensor) -> torch.Tensor:
     """Compute ``K u sum |x| |w|`` plus the rounding of operands and result; infinite if a partial sum may overflow."""
     formats = found.formats
     bound = found.terms * rounding_unit_of(formats.accumulate) * found.weight
-    bound += ulp_of(result, formats.stored) / 2 if found.beside is None else found.beside
+    bound += ulp_of(result, formats.stored) / 2 if found.format_error is None else found.format_error
     if not formats.is_plain:  # terms below the smallest number underflow
         bound += found.terms * smallest_step_of(formats.accumulate)
     return torch.where(found.weight > limits_of(formats.accumulate).max, math.inf, bound)

@@ -28,7 +28,7 @@ class ExpectedOutput:
     runs: Sequence[torch.Tensor] = ()
     same: bool = False
     """Whether no operation rounds, so that every element must equal eager's."""
-    products: DotStatistics | None = None
+    dot_statistics: DotStatistics | None = None
     label: str = ""
     """Origin of the bound."""
     jumps: torch.Tensor | None = None

@@ -67,7 +67,7 @@ class LocalBounds:
     bounds: list[torch.Tensor | None]
     runs: list[list[torch.Tensor]] = field(default_factory=list[list[torch.Tensor]])
     """Jittered results, if the bounds are based on them."""
-    products: list[formulas.DotStatistics] = field(default_factory=list[formulas.DotStatistics])
+    dot_statistics: list[formulas.DotStatistics] = field(default_factory=list[formulas.DotStatistics])
 
 
 def bound_call(
@@ -135,7 +135,7 @@ def _bound_by_formula(
     if error.kind == "dot":
         found = formulas.compute_dot_statistics(call, list(results), formats)
         limits = [formulas.bound_dot(p, r) if is_float(r) else None for p, r in zip(found, results, strict=True)]
-        return LocalBounds(list(limits), products=found)
+        return LocalBounds(list(limits), dot_statistics=found)
     dtype = formats.of(error.kind)
     formula = {"softmax": formulas.bound_softmax, "interpolation": formulas.bound_interpolation}.get(
         error.kind, _bound_sum
@@ -340,8 +340,8 @@ class AtenRecorder(TorchDispatchMode):
             error = error if error.kind == "ulp" else _UNDECLARED_ERROR
         return _bound_by_formula(call, error, results, self.formats).bounds
 
-    def replay(self, wanted: Sequence[torch.Tensor], *, with_variances: bool = True) -> list[torch.Tensor]:
-        """Repeat the recorded calls, with an error after every call that rounds; return the new tensors of ``wanted``.
+    def replay(self, requested: Sequence[torch.Tensor], *, with_variances: bool = True) -> list[torch.Tensor]:
+        """Repeat the recorded calls with an error after each call that rounds; return the new tensors of ``requested``.
 
         If the mean is far from zero, the error of a variance may exceed the variance itself. Dividing by such an
         overestimate hides the error of the mean; runs without variance errors show it.
@@ -362,7 +362,7 @@ class AtenRecorder(TorchDispatchMode):
                     new.add_(error.view(new.shape))
             for old, new in zip(entry.results, results, strict=True):
                 now[id(old)] = new
-        return [now.get(id(t), t) for t in wanted]
+        return [now.get(id(t), t) for t in requested]
 
 
 def _has_elements(args: tuple[Any, ...]) -> bool:

@@ -184,8 +184,8 @@ class CaseReference:
         else:
             local = exact.local[node]
             varied = [run[value.index] for run in local.runs]
-            bound, one = local.bounds[value.index], local.products[value.index] if local.products else None
-            found = ExpectedOutput(eager, centre, bound, varied, products=one, label=str(node.op.error))
+            bound, one = local.bounds[value.index], local.dot_statistics[value.index] if local.dot_statistics else None
+            found = ExpectedOutput(eager, centre, bound, varied, dot_statistics=one, label=str(node.op.error))
         if found.bound is not None:
             found.bound, found.jumps = jitter.detect_jumps(centre, varied, found.bound, eager.dtype)
             found.bound = 2 * found.bound if eager.dtype is torch.float64 else found.bound

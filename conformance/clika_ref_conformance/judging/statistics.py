@@ -34,17 +34,17 @@ def measure_quality(expected: ExpectedOutput, actual: torch.Tensor) -> float:
     if not bool(finite.any()):
         return 0.0
     floor = max(_rms(ulp_of(exact, dtype)[finite]) / math.sqrt(12), torch.finfo(torch.float64).smallest_normal)
-    if expected.products is None:
+    if expected.dot_statistics is None:
         floor = max(floor, _rms(expected.element_bounds()[finite].nan_to_num(0.0, 0.0, 0.0)) / BOUND_TO_ROUNDING_RATIO)
     else:
-        walk = rounding_unit_of(dtype) * expected.products.weight / expected.products.terms.sqrt()
+        walk = rounding_unit_of(dtype) * expected.dot_statistics.weight / expected.dot_statistics.terms.sqrt()
         floor = max(floor, _rms(walk[finite]))
     return _rms((actual.double() - exact)[finite]) / max(_rms((eager - exact)[finite]), floor)
 
 
 def describe_coarseness(expected: ExpectedOutput, actual: torch.Tensor, grade: float) -> str:
     """Describe why an output within its bounds is too coarse for its declared dtype; empty if it is not."""
-    found, dtype = expected.products, expected.eager.dtype
+    found, dtype = expected.dot_statistics, expected.eager.dtype
     if found is None or not actual.numel():
         return ""
     unit = rounding_unit_of(found.formats.accumulate) * found.weight + smallest_step_of(found.formats.accumulate)

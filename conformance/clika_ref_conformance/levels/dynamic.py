@@ -147,7 +147,7 @@ def drop_rejected_symbols(found: SymbolicCall, suite: Suite) -> SymbolicCall | s
     fixed: list[SizeDecision] = []
     while (reason := _compile_error(found.graph, suite)) is not None:
         words = set(re.findall(r"\w+", reason))
-        rejection = [place for place in found.places if str(place.symbol) in words]
+        rejection = [place for place in found.varied_sizes if str(place.symbol) in words]
         if not rejection:
             return found
         fixed += rejection
@@ -243,7 +243,7 @@ class CallPool:
     def _has_fixed_dims(self, drawing: ReplayableCall) -> bool:
         """Return whether a dim that was drawn can only have the size that it was drawn with."""
         found = self._make_symbolic(drawing)
-        return isinstance(found, str) or any(p.dim is not None and p not in found.places for p in drawing.ranges)
+        return isinstance(found, str) or any(p.dim is not None and p not in found.varied_sizes for p in drawing.ranges)
 
     def _make_symbolic(self, drawing: ReplayableCall) -> SymbolicCall | str:
         if id(drawing) not in self.symbolic:
@@ -284,6 +284,6 @@ def make_symbolic_case(found: SymbolicCall, runs: Sequence[CaseRun], name: str) 
     facts = {
         "attributes": dict(node.attrs),
         "shapes": [str(v.type) for v in found.graph.inputs],
-        "fixed": len(found.replayable.ranges) - len(found.places),
+        "fixed": len(found.replayable.ranges) - len(found.varied_sizes),
     }
     return GraphCase(f"{found.replayable.op.name} {name}", found.graph, runs, facts)

@@ -30,7 +30,7 @@ TIMEOUT_S = 300
 
 def run_on_random_graphs(p: Pass, operators: Mapping[str, Operator], seed: int) -> list[str]:
     """Return the results of a pass on random graphs with its motifs, as text."""
-    found = find_motifs(p, operators, seed=seed, wanted=2, tries=1000, patience=GRAPHS_PER_PASS, varied=False)
+    found = find_motifs(p, operators, seed=seed, motif_count=2, tries=1000, patience=GRAPHS_PER_PASS, varied=False)
     random = Random(f"{p.name}-hash-{seed}")  # noqa: S311 - test data, not cryptography
     groups = find_operator_groups(p, operators)
     made: list[str] = []

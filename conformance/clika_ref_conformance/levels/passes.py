@@ -178,7 +178,9 @@ class PassChecks:
         graphs = self.suite.profile.pass_graphs
         wanted, patience = max(MIN_MOTIFS, graphs // GRAPHS_PER_MOTIF), 2 * min(graphs, MAX_SEARCH_GRAPHS)
         seed = self.suite.profile.seed
-        return find_motifs(self.p, self._operators, seed=seed, wanted=wanted, tries=10 * patience, patience=patience)
+        return find_motifs(
+            self.p, self._operators, seed=seed, motif_count=wanted, tries=10 * patience, patience=patience
+        )
 
     def check_fires(self) -> Outcome:
         """Fail if the pass, or a rule of it, fires on no graph that was found."""

@@ -38,7 +38,7 @@ def make_expectation(expected: ExpectedOutput, *, coarse: bool = False) -> dict[
         right = expected.accepts(torch.full_like(expected.eager, value)) | expected.random
         special |= right.to(torch.uint8) << bit
     arrays = {"low": low.numpy(), "high": high.numpy(), "special": special.numpy()}
-    if coarse and expected.products is not None:
+    if coarse and expected.dot_statistics is not None:
         arrays |= {"exact": expected.exact.double().numpy(), "mean": np.array(_compute_max_mean_error(expected))}
     return arrays
 

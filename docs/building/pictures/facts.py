@@ -253,7 +253,7 @@ def find_histogram_facts() -> Facts:
     }
 
 
-def find_differences(recorded: Any, measured: Any, place: str = "facts") -> Iterator[str]:
+def find_differences(recorded: Any, measured: Any, path: str = "facts") -> Iterator[str]:
     """Yield a line for each difference of recorded and measured facts.
 
     >>> [*find_differences({"qs": [1.0, "a"]}, {"qs": [1.01, "b"]})]
@@ -261,15 +261,15 @@ def find_differences(recorded: Any, measured: Any, place: str = "facts") -> Iter
     """
     if isinstance(recorded, dict) and isinstance(measured, dict) and recorded.keys() == measured.keys():
         for name, value in recorded.items():
-            yield from find_differences(value, measured[name], f"{place}.{name}")
+            yield from find_differences(value, measured[name], f"{path}.{name}")
     elif isinstance(recorded, list) and isinstance(measured, list) and len(recorded) == len(measured):
         for number, (one, other) in enumerate(zip(recorded, measured, strict=True)):
-            yield from find_differences(one, other, f"{place}[{number}]")
+            yield from find_differences(one, other, f"{path}[{number}]")
     elif isinstance(recorded, float | str) and type(recorded) is type(measured):
         if not _is_close(str(recorded), str(measured)):
-            yield f"{place}: {recorded!r} is recorded, {measured!r} is measured"
+            yield f"{path}: {recorded!r} is recorded, {measured!r} is measured"
     elif recorded != measured:
-        yield f"{place}: {recorded!r} is recorded, {measured!r} is measured"
+        yield f"{path}: {recorded!r} is recorded, {measured!r} is measured"
 
 
 def _is_close(recorded: str, measured: str) -> bool:

@@ -64,7 +64,7 @@ def compare(
     inputs: options.Inputs = None,
     batch_size: options.BatchSize = None,
     target: options.Targets = None,
-    at_least: MinSqnr = None,
+    min_sqnr: MinSqnr = None,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
     debug: Debug = False,
@@ -75,7 +75,7 @@ def compare(
             seed_all(seed)
             comparing = import_lazily("comparing")
         if other is None:
-            if not target or inputs or at_least is not None:
+            if not target or inputs or min_sqnr is not None:
                 raise MisuseError(NO_OTHER_MESSAGE)
             with show_spinner("Comparing targets"):
                 result = comparing.compare_targets(model, target)
@@ -83,8 +83,8 @@ def compare(
             is_positive = not any(row.unsupported_reason for row in result.rows)
         else:
             result = _compare_two(comparing, (model, other), target or [], (inputs or [], batch_size))
-            data = comparing.agreement_as_json(result, at_least)
-            is_positive = comparing.is_in_agreement(result, at_least)
+            data = comparing.agreement_as_json(result, min_sqnr)
+            is_positive = comparing.is_in_agreement(result, min_sqnr)
     print_result(result, data, as_json=as_json)
     if not is_positive:
         raise typer.Exit(Status.NEGATIVE)

@@ -271,7 +271,7 @@ def test_ranges_file_other_smoothing_raises(tmp_path):
     """A ranges file with another smoothing raises an error."""
     file = str(tmp_path / "ranges.safetensors")
     quantized(Outlying(), ranges_file=file)
-    message = r"smoothing is activations \(smoothing='auto', equalization='auto'\) there, and off here"
+    message = r"its SmoothQuant factors are for activations \(smoothing='auto', equalization='auto'\), not for off"
     with pytest.raises(ModelError, match=message):
         quantized(Outlying(), ranges_file=file, smoothing="off", equalization="off")
 

@@ -104,9 +104,9 @@ def _count_dtype_probes(op: Operator, dtype: torch.dtype, *, choices: bool) -> i
     return count
 
 
-def select_dtypes(op: Operator, wanted: tuple[torch.dtype, ...]) -> list[torch.dtype]:
-    """Return the wanted dtypes that an operator takes; if it takes none, the first dtype that it does take."""
-    found = [dtype for dtype in wanted if has_dtype_choices(op, dtype) is not None]
+def select_dtypes(op: Operator, requested: tuple[torch.dtype, ...]) -> list[torch.dtype]:
+    """Return the requested dtypes that an operator takes; if it takes none, the first dtype that it does take."""
+    found = [dtype for dtype in requested if has_dtype_choices(op, dtype) is not None]
     return found or [_first_operand_dtype(op)]
 
 

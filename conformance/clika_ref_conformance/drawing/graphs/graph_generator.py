@@ -112,7 +112,7 @@ class GraphGenerator:
         operands = {
             id(o): self._resolve_operand(o) for o in call.operands if isinstance(o, TensorSample | torch.Tensor)
         }
-        node = self.builder.place(op, [operands.get(id(o), o) for o in call.operands], call.attrs)
+        node = self.builder.add_call(op, [operands.get(id(o), o) for o in call.operands], call.attrs)
         if node is not None:
             new = {id(o): o for o in call.operands if _is_input(operands.get(id(o)))}
             self.samples.extend(new.values())

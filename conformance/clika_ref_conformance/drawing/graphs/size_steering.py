@@ -11,12 +11,12 @@ from clika_ref.core.samples import Choice, Draw, IntegerRange
 class DrawnInt(int):
     """A number drawn by a sampler, with its index among the decisions; arithmetic drops the index."""
 
-    place: int
+    index: int
 
-    def __new__(cls, value: int, place: int) -> Self:
+    def __new__(cls, value: int, index: int) -> Self:
         """Return ``value`` with its decision index."""
         self = super().__new__(cls, value)
-        self.place = place
+        self.index = index
         return self
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
@@ -61,20 +61,20 @@ class RepeatableDraw:
 
     def repeat(self, changes: Mapping[int, int]) -> None:
         """Restart from the first decision; all decisions after the last change are drawn again."""
-        for place, number in changes.items():
-            self.decisions[place] = (self.decisions[place][0], number)
+        for index, number in changes.items():
+            self.decisions[index] = (self.decisions[index][0], number)
         del self.decisions[max(changes) + 1 :]
         self.next = 0
 
 
-def find_size_changes(wanted: Sequence[int], there: Sequence[int]) -> dict[int, int] | None:
-    """Return the numbers to change so that shape ``wanted`` becomes shape ``there``, or None if impossible.
+def find_size_changes(requested: Sequence[int], there: Sequence[int]) -> dict[int, int] | None:
+    """Return the numbers to change so that shape ``requested`` becomes shape ``there``, or None if impossible.
 
     It is impossible if a size was computed rather than drawn, or if one number would need two values.
     """
     changes: dict[int, int] = {}
-    for mine, other in zip(wanted, there, strict=True):
-        if isinstance(mine, DrawnInt) and changes.setdefault(mine.place, other) == other:
+    for mine, other in zip(requested, there, strict=True):
+        if isinstance(mine, DrawnInt) and changes.setdefault(mine.index, other) == other:
             continue
         if mine != other or isinstance(mine, DrawnInt):
             return None

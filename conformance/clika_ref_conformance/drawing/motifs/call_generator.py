@@ -74,10 +74,10 @@ class CallGenerator:
         operands = [self._resolve_operand(o) for o in full.operands]
         if echoing and op.name not in UNSAFE_OPERATORS:
             attrs = reuse_attributes(self.random, self.builder.graph, op.name, full.attrs)
-            node = self.builder.place(op, insert_special_numbers(self.random, operands), attrs)
+            node = self.builder.add_call(op, insert_special_numbers(self.random, operands), attrs)
             if node is not None:
                 return node
-        return self.builder.place(op, operands, full.attrs)
+        return self.builder.add_call(op, operands, full.attrs)
 
     def _make_draw(self, pool: Sequence[Value]) -> Callable[[Any], Any]:
         anything = random_draw(self.random)

@@ -10,13 +10,13 @@ from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref_conformance.cases import CaseRun, GraphCase
 
 
-def shrink_motif(case: GraphCase, wanted: Callable[[GraphCase], bool]) -> GraphCase:
-    """Remove nodes and outputs from a case while ``wanted`` holds; results of a removed node become inputs."""
+def shrink_motif(case: GraphCase, is_kept: Callable[[GraphCase], bool]) -> GraphCase:
+    """Remove nodes and outputs from a case while ``is_kept`` holds; results of a removed node become inputs."""
     again = True
     while again:
         again = False
         for smaller in _make_smaller_cases(case):
-            if wanted(smaller):
+            if is_kept(smaller):
                 case, again = smaller, True
                 break
     return case

@@ -116,12 +116,12 @@ def find_motifs(
     operators: Mapping[str, Operator],
     *,
     seed: int,
-    wanted: int,
+    motif_count: int,
     tries: int,
     patience: int,
     varied: bool = True,
 ) -> Motifs:
-    """Draw chains until each goal of a pass has ``wanted`` motifs, or ``patience`` chains give no new one.
+    """Draw chains until each goal of a pass has ``motif_count`` motifs, or ``patience`` chains give no new one.
 
     A goal without any motif is tried up to ``tries`` times. The pass's own ``motifs`` come first: functions that take a
     builder and return the outputs of a graph. With ``varied``, `_MotifSearch.vary` then adds variants.
@@ -130,7 +130,7 @@ def find_motifs(
     for goal in goals:
         random = Random(f"{p.name}-{goal.name}-{seed}")  # noqa: S311 - no secret
         search = _MotifSearch(
-            goal, operators, random, wanted, [case for case in found.cases if _is_reached(goal, case)]
+            goal, operators, random, motif_count, [case for case in found.cases if _is_reached(goal, case)]
         )
         known = len(search.own)
         search.draw(tries, patience)
@@ -138,8 +138,8 @@ def find_motifs(
         found.cases += search.own[known:]
         if varied:
             search.vary()
-            found.varied += search.own[drawn : search.plain + wanted]
-            found.listed += search.own[search.plain + wanted :]
+            found.varied += search.own[drawn : search.plain + motif_count]
+            found.listed += search.own[search.plain + motif_count :]
         found.tried += search.tried
     found.unreached_goals = [goal.name for goal in goals if not any(_is_reached(goal, case) for case in found.cases)]
     return found
@@ -152,7 +152,7 @@ class _MotifSearch:
     goal: MotifGoal
     operators: Mapping[str, Operator]
     random: Random
-    wanted: int
+    motif_count: int
     own: list[GraphCase]
     tried: int = 0
     plain: int = 0
@@ -161,13 +161,13 @@ class _MotifSearch:
     """Whether some chains leave out an output, which hides faults, as no chain with all outputs was a motif."""
 
     def draw(self, tries: int, patience: int) -> None:
-        """Draw chains until there are as many different motifs as wanted."""
+        """Draw chains until there are as many different motifs as requested."""
         known = {_signature(case) for case in self.own}
         ends = Counter[str]()
-        share = -(-2 * self.wanted // max(len(self.goal.last_op_types), 1))
+        share = -(-2 * self.motif_count // max(len(self.goal.last_op_types), 1))
         latest = 0
         for attempt in range(tries):
-            if len(self.own) >= self.wanted or (self.own and attempt - latest >= patience):
+            if len(self.own) >= self.motif_count or (self.own and attempt - latest >= patience):
                 return
             self.tried += 1
             forgets = attempt >= CHAINS_WITH_ALL_OUTPUTS and (self.omits_outputs or not self.own)
@@ -200,7 +200,7 @@ class _MotifSearch:
                     for kind in [*group[:NEW_OPERATORS_PER_GROUP]] * TRIES_PER_NEW_OPERATOR
                 )
                 traits |= next(filter(None, (self._add_first(cases, traits) for cases in strangers)), set())
-        most = len(self.own) + 2 * self.wanted
+        most = len(self.own) + 2 * self.motif_count
         for motif in self.random.sample(self.own, len(self.own)):
             for cases in redraw_each_call(self.random, motif):
                 for _ in range(MAX_MOTIFS_PER_CALL):
@@ -335,7 +335,7 @@ def _join_paths(random: Random, growth: EagerGraphBuilder, node: Node) -> Node:
     place, other = random.choice(new), random.randrange(len(operands))
     operands[place] = random.choice([*known])
     operands[place], operands[other] = operands[other], operands[place]
-    met = growth.place(node.op, operands, node.attrs)
+    met = growth.add_call(node.op, operands, node.attrs)
     if met is None:
         return node
     growth.graph.erase(node)
@@ -353,7 +353,7 @@ def _repeat_node(random: Random, growth: EagerGraphBuilder) -> None:
             if isinstance(value, Value) and value.data is not None:
                 operands[i] = growth.graph.add_constant(value.data.detach().clone(), f"{value.name}_again")
                 growth.tensors[operands[i]] = value.data.detach()
-    growth.place(node.op, operands, node.attrs)
+    growth.add_call(node.op, operands, node.attrs)
 
 
 def _signature(case: GraphCase) -> tuple[Any, ...]:

@@ -183,7 +183,7 @@ def add_reader(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
         new = CaseRebuilder.rebuild(case)
         if new is None:
             return
-        tap = new.builder.place(conformance_tap, [new.mapping[value]], {})
+        tap = new.builder.add_call(conformance_tap, [new.mapping[value]], {})
         yield new.finish(f"%{value.name} has another reader", tap.outputs, tapped=False) if tap else None
         for first in (True, False):
             new = CaseRebuilder.rebuild(case)
@@ -237,7 +237,7 @@ def change_outputs(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     new.builder.leaf(LeafTensor(torch.zeros(2, 3), name="unused"))
     new.add_leaves()
     if new.add_nodes():
-        tap = new.builder.place(conformance_tap, [new.map_operand(own[-1])], {})
+        tap = new.builder.add_call(conformance_tap, [new.map_operand(own[-1])], {})
         yield new.finish("unused input, and not the last node", tap.outputs, tapped=False) if tap else None
 
 
@@ -247,14 +247,14 @@ def change_leaves(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
         yield _replace_leaf(case, value, LeafTensor(tensor, not value.is_constant, name="other_role"))
         yield _replace_leaf(case, value, LeafTensor(tensor, constant=True, name="clika.lifted_tensor_9"))
         new = CaseRebuilder.with_leaves(case)
-        tap = new.builder.place(conformance_tap, [new.mapping[value]], {})
+        tap = new.builder.add_call(conformance_tap, [new.mapping[value]], {})
         if tap is not None:
             new.mapping[value] = tap.output
             if new.add_nodes():
                 yield new.finish(f"%{value.name} is computed")
             new = CaseRebuilder.with_leaves(case)
             plain = new.mapping[value]
-            step = new.builder.place(conformance_step, [plain], {})
+            step = new.builder.add_call(conformance_step, [plain], {})
             if step is not None and new.add_nodes():
                 made = new.finish(f"%{value.name} is overwritten")
                 made.graph.set_state(plain.name, step.output)

@@ -89,7 +89,7 @@ class CaseRebuilder:
             types, results = [v.type for v in node.outputs], [self.case.tensors[v] for v in node.outputs]
             new = self.builder.add(Node(node.op, operands, dict(attrs)), types, results)
         else:
-            new = self.builder.place(node.op, operands, attrs)
+            new = self.builder.add_call(node.op, operands, attrs)
         if new is None or len(new.outputs) != len(node.outputs):
             return False
         self.mapping.update(zip(node.outputs, new.outputs, strict=True))

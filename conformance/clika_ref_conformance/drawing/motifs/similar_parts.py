@@ -96,7 +96,7 @@ def add_similar_calls(case: GraphCase, operators: Operators) -> Iterator[GraphCa
         if node is None:
             continue
         twin = (
-            new.builder.place(node.op, node.inputs, node.attrs)
+            new.builder.add_call(node.op, node.inputs, node.attrs)
             if node.is_random
             else _add_similar_call(random, new, node)
         )
@@ -107,16 +107,16 @@ def _add_similar_call(random: Random, new: CaseRebuilder, node: Node) -> Node | 
     numbers = [i for i, v in enumerate(node.inputs) if isinstance(v, int | float)]
     first, second, *_ = (*node.inputs, None, None)
     if isinstance(first, Value) and isinstance(second, Value) and random.random() < 1 / 2:
-        swapped = new.builder.place(node.op, [second, first, *node.inputs[2:]], node.attrs)
+        swapped = new.builder.add_call(node.op, [second, first, *node.inputs[2:]], node.attrs)
         if swapped is not None:
             return swapped
     named = [(name, other) for name, value in node.attrs.items() for other in find_sample_values(node.op, name, value)]
     if numbers and (not named or random.random() < 1 / 2):
         operands = list(node.inputs)
         operands[random.choice(numbers)] = random.choice((0, 1, 2, 0.0, -0.0, 3.5))
-        return new.builder.place(node.op, operands, node.attrs)
+        return new.builder.add_call(node.op, operands, node.attrs)
     random.shuffle(named)
-    attempts = (new.builder.place(node.op, node.inputs, {**node.attrs, name: other}) for name, other in named)
+    attempts = (new.builder.add_call(node.op, node.inputs, {**node.attrs, name: other}) for name, other in named)
     return next((twin for twin in attempts if twin is not None), None)
 
 
@@ -126,7 +126,7 @@ def divide_by_signed_zeros(case: GraphCase, operators: Operators) -> Iterator[Gr
     floats = [new.mapping[v] for v, t in new.leaves if t.is_floating_point()]
     divide: Operator | None = operators.get("div")
     if divide is not None and floats and new.add_nodes():
-        quotients = [new.builder.place(divide, [floats[0], zero], divide.attributes) for zero in (0.0, -0.0)]
+        quotients = [new.builder.add_call(divide, [floats[0], zero], divide.attributes) for zero in (0.0, -0.0)]
         yield new.finish("signed zeros", [q.output for q in quotients if q is not None])
 
 

@@ -150,7 +150,7 @@ def _replace_call(random: Random, motif: GraphCase, position: int, call: CallSpe
     """
     op, operands, attrs = call
     new = _rebuild_until(motif, position)
-    placed = new and new.builder.place(op, [new.map_operand(v) for v in operands], attrs)
+    placed = new and new.builder.add_call(op, [new.map_operand(v) for v in operands], attrs)
     if new and placed and _substitute_node(new, list(motif.graph.nodes)[position:], placed, random):
         yield new
 
@@ -174,7 +174,7 @@ def _add_follower(random: Random, new: CaseRebuilder, node: Node, *, keep: bool)
     for _ in range(DRAWS_PER_NODE // 2 if node.op_type not in UNSAFE_OPERATORS else 0):
         drawn = CallGenerator(random, new.builder, 1.0, 1.0).call(node.op, _make_operand_pool(random, new, node))
         if drawn is not None and len(drawn.outputs) == len(node.outputs):
-            kept = new.builder.place(node.op, drawn.inputs, node.attrs) if keep else None
+            kept = new.builder.add_call(node.op, drawn.inputs, node.attrs) if keep else None
             if kept is not None and len(kept.outputs) == len(node.outputs):
                 chosen, spare = kept, drawn
             else:

@@ -38,7 +38,7 @@ class SymbolicCall:
 
     replayable: ReplayableCall
     graph: Graph
-    places: Sequence[SizeDecision]
+    varied_sizes: Sequence[SizeDecision]
     expressions: Mapping[int, sympy.Basic]
     ranges: Mapping[SizeDecision, tuple[int, int]]
     """The range of each free size within which the expressions hold."""
@@ -84,20 +84,20 @@ class SymbolicCall:
                 yield name, drawing, operands
 
     def _draw_size_candidates(self) -> Iterator[tuple[str, dict[SizeDecision, int]]]:
-        ranges = [(max(low, 0), high) for low, high in map(self.ranges.__getitem__, self.places)]
+        ranges = [(max(low, 0), high) for low, high in map(self.ranges.__getitem__, self.varied_sizes)]
         random = Random(self.replayable.seed)  # noqa: S311 - draws tests, not keys
         yield "as drawn", {}
-        yield "maximum", dict(zip(self.places, (high for _, high in ranges), strict=True))
-        yield "minimum", dict(zip(self.places, (low for low, _ in ranges), strict=True))
+        yield "maximum", dict(zip(self.varied_sizes, (high for _, high in ranges), strict=True))
+        yield "minimum", dict(zip(self.varied_sizes, (low for low, _ in ranges), strict=True))
         for turn in range(2):
-            yield f"coprime {turn}", dict(zip(self.places, _choose_coprime(ranges, random), strict=True))
-        for place, (low, _) in zip(self.places, ranges, strict=True):
+            yield f"coprime {turn}", dict(zip(self.varied_sizes, _choose_coprime(ranges, random), strict=True))
+        for place, (low, _) in zip(self.varied_sizes, ranges, strict=True):
             if low <= 1:
                 yield f"{place.symbol}=1", {place: 1}
 
     def _draw_zero_candidates(self) -> Iterator[tuple[str, dict[SizeDecision, int]]]:
         weight = self._find_weight_symbols()
-        for place in self.places:
+        for place in self.varied_sizes:
             if place.symbol not in weight:
                 yield f"{place.symbol}=0", {place: 0}
 

@@ -152,10 +152,10 @@ class ReplayableCall:
         ) == get_size_independent_parts(self.call)
         return found if is_alike else None
 
-    def size(self, place: SizeDecision) -> int:
-        """Return the number decided at a place."""
-        value = self.decided[place.at][1]
-        return value if place.dim is None else value.shape[place.dim]
+    def size(self, decision: SizeDecision) -> int:
+        """Return the number of a decision."""
+        value = self.decided[decision.at][1]
+        return value if decision.dim is None else value.shape[decision.dim]
 
 
 def draw_replayable_call(
