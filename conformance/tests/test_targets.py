@@ -93,10 +93,10 @@ def test_load_target_finds_installed_or_module_target(module, text, name):
         ),
         ("needs_more:TARGET", r"cannot import needs_more: it imports 'no_such_library', which is not installed"),
         ("leaving:TARGET", r"cannot import leaving: it raised SystemExit: 0"),
-        ("some_targets:leaves", r"some_targets:leaves\(\) raised SystemExit: 0; it is called without arguments"),
+        ("some_targets:leaves", r"some_targets:leaves\(\), without arguments, raised SystemExit: 0"),
         ("broken:TARGET", r"cannot import broken: it raised ZeroDivisionError: division by zero"),
         ("some_targets:TARGETT", r"cannot load some_targets:TARGETT: .* has no 'TARGETT'\. Did you mean TARGET"),
-        ("some_targets:fails", r"some_targets:fails\(\) raised OSError: no device; it is called without arguments"),
+        ("some_targets:fails", r"some_targets:fails\(\), without arguments, raised OSError: no device"),
         ("some_targets:Half", r"TypeError: Can't instantiate abstract class Half .* load, unsupported_reason"),
         (
             "some_targets:Foreign",

@@ -270,7 +270,7 @@ def test_clika_module_other_autocast_than_compiled_warns(compiled_in):
         module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
         expected = model(x)
     compiled, called = ["outside", r"in torch.autocast \(cpu bfloat16\)"][:: -1 if compiled_in else 1]
-    called_elsewhere = f"is called {called}, but was compiled {compiled}, and computes as there"
+    called_elsewhere = f"is called {called}, but was compiled {compiled}, and computes as compiled"
     with (
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=not compiled_in),
         pytest.warns(UserWarning, match=called_elsewhere) as warned,

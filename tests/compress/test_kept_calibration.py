@@ -65,7 +65,7 @@ def test_clika_export_interrupted_requantize_warns_of_weights(tmp_path, monkeypa
     with torch.no_grad():
         module.get_parameter("first.weight").mul_(1.5)
     with monkeypatch.context() as patched:
-        patched.setattr(QuantizationPipeline, "decided", interrupted)
+        patched.setattr(QuantizationPipeline, "decide", interrupted)
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms()
     assert warned_of_weights(module, tmp_path)
@@ -90,7 +90,7 @@ def test_clika_compare_targets_undecided_module_raises(monkeypatch):
     """Calibrated but undecided modules raise an error that names the call to make."""
     module = traced()
     with monkeypatch.context() as patched:
-        patched.setattr(QuantizationPipeline, "decided", interrupted)
+        patched.setattr(QuantizationPipeline, "decide", interrupted)
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
     with pytest.raises(ModelError, match=r"holds calibration ranges, but was not quantized .* which reads no data"):

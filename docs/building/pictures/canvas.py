@@ -13,7 +13,7 @@ from clika_ref_visualize.pictures.style import (
     FRAME_COLOR,
     ROW_FONT_SIZE,
     TEXT_COLOR,
-    width_of_text,
+    measure_text,
 )
 
 MAX_WIDTH = 900.0
@@ -67,7 +67,7 @@ class Canvas:
         Raises:
             ValueError: the text is wider than the available width.
         """
-        width = width_of_text(text, size)
+        width = measure_text(text, size)
         if max_width is None:
             max_width = {"start": self.width - x, "middle": 2 * min(x, self.width - x), "end": x}[anchor]
         if width > max_width:
@@ -131,7 +131,7 @@ class Canvas:
         """Add a colored square with its meaning, and return the x coordinate after it."""
         self.box(x, y - 10, 12, 12, fill=color, stroke=color, radius=2)
         self.text(x + 18, y, text)
-        return x + 18 + width_of_text(text) + 22
+        return x + 18 + measure_text(text) + 22
 
     def render(self) -> bytes:
         """Return the picture as an SVG file, as high as its contents."""
@@ -156,7 +156,7 @@ class Canvas:
 
 def wrap(text: str, width: float) -> list[str]:
     """Return a text in lines of at most a width in pixels."""
-    letters = int(width / width_of_text("x") + 1e-6)  # 1e-6: a text of exactly this width fits
+    letters = int(width / measure_text("x") + 1e-6)  # 1e-6: a text of exactly this width fits
     return textwrap.wrap(text, max(1, letters))
 
 

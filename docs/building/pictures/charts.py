@@ -7,13 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clika_ref_visualize.pictures.drawing import Role
-from clika_ref_visualize.pictures.style import FAINT_COLOR, FRAME_COLOR, ROLE_COLORS, TEXT_COLOR, width_of_text
+from clika_ref_visualize.pictures.style import FAINT_COLOR, FRAME_COLOR, ROLE_COLORS, TEXT_COLOR, measure_text
 
 from docs.building.pictures.canvas import MARGIN, MAX_WIDTH, TOP, Canvas
 
 FLOAT, INT8, KEPT, GROUP_B, MISSED, TEAL, BLUE = (
     ROLE_COLORS[role]
-    for role in (Role.FLOAT, Role.INTEGERS, Role.KEPT, Role.WEIGHTS, Role.MISSED, Role.ADAPTER, Role.INTERFACE)
+    for role in (
+        Role.FLOAT,
+        Role.QUANTIZED,
+        Role.KEPT_IN_FLOAT,
+        Role.WEIGHT_ONLY,
+        Role.NOT_QUANTIZED,
+        Role.ADAPTER,
+        Role.INTERFACE,
+    )
 )
 """Colors of the product's pictures, by their meaning here."""
 
@@ -78,7 +86,7 @@ def _describe_range(ends: Sequence[float], error: float) -> str:
 
 def _draw_label(canvas: Canvas, x: float, y: float, text: str, color: str) -> None:
     """Draw a text in the middle of a line."""
-    width = width_of_text(text)
+    width = measure_text(text)
     canvas.box(x - width / 2, y - 8, width, 16, fill="#ffffff", stroke="#ffffff")
     canvas.text(x, y + 4, text, color=color, anchor="middle")
 
@@ -101,7 +109,7 @@ def draw_sensitivities(facts: Mapping[str, Any]) -> bytes:
 
     y = TOP + 22
     for node in layers:
-        colors = KEPT if node["state"] == "kept" else INT8
+        colors = KEPT if node["state"] == "kept_in_float" else INT8
         canvas.text(left - 10, y + 15, node["scope"], anchor="end")
         end = x_of(node["sensitivity"])
         canvas.box(left, y, end - left, 22, fill=colors.title, stroke=colors.title, radius=2)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from clika_ref_visualize.pictures.drawing import Role
-from clika_ref_visualize.pictures.style import FAINT_COLOR, ROLE_COLORS, RoleColors, width_of_text
+from clika_ref_visualize.pictures.style import FAINT_COLOR, ROLE_COLORS, RoleColors, measure_text
 
 from docs.building.pictures.canvas import LINE_HEIGHT, MARGIN, MAX_WIDTH, TOP, Canvas, wrap
 
 ROOT = Path(__file__).parents[3]
 
-ALWAYS, ON_REQUEST, PRODUCT = (ROLE_COLORS[role] for role in (Role.FLOAT, Role.WEIGHTS, Role.INTERFACE))
+ALWAYS, ON_REQUEST, PRODUCT = (ROLE_COLORS[role] for role in (Role.FLOAT, Role.WEIGHT_ONLY, Role.INTERFACE))
 """Colors of stages that always run, of those on request, and of models, modules and files."""
 
 COMPILE_STAGES: Sequence[tuple[str, RoleColors, str, str]] = (
@@ -111,7 +111,7 @@ def draw_packages() -> bytes:
     plugins = [(path.parent.name, _describe(path)) for path in sorted((ROOT / "plugins").glob("*/pyproject.toml"))]
     plugins.append(("conformance", _describe(ROOT / "conformance/pyproject.toml")))
     for start in range(0, len(plugins), 3):
-        y = _draw_layer(canvas, y, plugins[start : start + 3], ROLE_COLORS[Role.INTEGERS])
+        y = _draw_layer(canvas, y, plugins[start : start + 3], ROLE_COLORS[Role.QUANTIZED])
     return canvas.render()
 
 
@@ -141,7 +141,7 @@ def _draw_layer(canvas: Canvas, y: float, packages: Sequence[tuple[str, str]], c
     """Draw the packages of a layer next to each other, and return the y coordinate of the next layer."""
     gap = 10.0
     width = (MAX_WIDTH - 2 * MARGIN - gap * (len(packages) - 1)) / len(packages)
-    name_width = max(width_of_text(name, 12) for name, _ in packages) + 20
+    name_width = max(measure_text(name, 12) for name, _ in packages) + 20
     beside = width - name_width > 400  # else the summary is below the name
     texts = [wrap(summary, (width - name_width if beside else width) - 20) for _, summary in packages]
     lines = max(map(len, texts))
@@ -182,10 +182,10 @@ def draw_dynamic_dims(facts: Mapping[str, Any]) -> bytes:
     canvas.text(MARGIN, y, "branch of the model", color=FAINT_COLOR)
     canvas.text(180, y, facts["branch"])
     canvas.text(MARGIN, y + 22, "guard", color=FAINT_COLOR)
-    canvas.text(180, y + 22, facts["guard"], color=ROLE_COLORS[Role.KEPT].title, is_bold=True)
+    canvas.text(180, y + 22, facts["guard"], color=ROLE_COLORS[Role.KEPT_IN_FLOAT].title, is_bold=True)
     y += 44
     for shape, result in facts["calls"]:
-        colors = ROLE_COLORS[Role.INTEGERS if result.startswith("accepted:") else Role.MISSED]
+        colors = ROLE_COLORS[Role.QUANTIZED if result.startswith("accepted:") else Role.NOT_QUANTIZED]
         lines = wrap(result, MAX_WIDTH - MARGIN - 250)
         height = max(len(lines) * LINE_HEIGHT + 13, 28)
         canvas.box(MARGIN, y, MAX_WIDTH - 2 * MARGIN, height, fill=colors.ground, stroke=colors.title)
@@ -198,7 +198,7 @@ def draw_dynamic_dims(facts: Mapping[str, Any]) -> bytes:
 def _draw_shape(canvas: Canvas, y: float, shape: Sequence[object], dynamic: Sequence[int]) -> None:
     """Draw the dims of a shape as boxes, with dynamic ones in color."""
     for axis, length in enumerate(shape):
-        role = Role.WEIGHTS if axis in dynamic else Role.FLOAT
+        role = Role.WEIGHT_ONLY if axis in dynamic else Role.FLOAT
         colors = ROLE_COLORS[role]
         canvas.box(180 + axis * 130, y, 120, 28, fill=colors.ground, stroke=colors.title)
         canvas.text(240 + axis * 130, y + 18, str(length), size=12, anchor="middle", max_width=116)

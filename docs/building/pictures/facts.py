@@ -142,13 +142,13 @@ def _read_report(subject: ReportFacts) -> Facts:
     found["values"] = [
         {
             "name": v.name,
-            "low": v.seen.low,
-            "high": v.seen.high,
-            "scale": v.covered.scale,
-            "observer": v.covered.observer,
+            "low": v.observed.low,
+            "high": v.observed.high,
+            "scale": v.quantized.scale,
+            "observer": v.quantized.observer,
         }
         for v in contents.values
-        if v.seen and v.covered
+        if v.observed and v.quantized
     ]
     return to_plain_data(found)
 
@@ -204,7 +204,7 @@ def find_pruning_facts() -> Facts:
     layers: list[Facts] = []
     for node, layer in found.layers.items():
         shape = [int(n) for n in layer.weight.type.shape[:2]]
-        kept = found.kept(layer.weight, gone)
+        kept = found.remaining_indices(layer.weight, gone)
         removed = [
             sorted({*range(n)} - {*(kept[axis].tolist() if axis in kept else range(n))}) for axis, n in enumerate(shape)
         ]

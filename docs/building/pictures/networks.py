@@ -40,7 +40,7 @@ NO_ALGORITHMS = ClikaCompileOptions(
     smoothing="off",
     equalization="off",
     weight_clipping="off",
-    sparing="off",
+    mixed_precision="off",
     weight_rounding="off",
     bias_correction="off",
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clika_ref_visualize.pictures.drawing import Role
-from clika_ref_visualize.pictures.style import FAINT_COLOR, FRAME_COLOR, ROLE_COLORS, TEXT_COLOR, width_of_text
+from clika_ref_visualize.pictures.style import FAINT_COLOR, FRAME_COLOR, ROLE_COLORS, TEXT_COLOR, measure_text
 from clika_ref_visualize.report import page
 
 from docs.building.pictures.canvas import LINE_HEIGHT, MARGIN, MAX_WIDTH, TOP, Canvas, wrap
@@ -17,11 +17,11 @@ COLUMN_GAP = 16.0
 """Distance of two columns of a table."""
 
 STATE_ROLES = {
-    "integers": Role.INTEGERS,
-    "fused": Role.INTEGERS,
-    "weights": Role.WEIGHTS,
-    "kept": Role.KEPT,
-    "missed": Role.MISSED,
+    "quantized": Role.QUANTIZED,
+    "fused": Role.QUANTIZED,
+    "weight_only": Role.WEIGHT_ONLY,
+    "kept_in_float": Role.KEPT_IN_FLOAT,
+    "not_quantized": Role.NOT_QUANTIZED,
     "float": Role.FLOAT,
 }
 """Roles, and so colors, of the states of a node in a report."""
@@ -36,7 +36,7 @@ def draw_summary(facts: Mapping[str, Any]) -> bytes:
     )
 
     def color_of(row: Sequence[str]) -> str:
-        return ROLE_COLORS[Role.KEPT if row[-1].startswith("float") else Role.INTEGERS].title
+        return ROLE_COLORS[Role.KEPT_IN_FLOAT if row[-1].startswith("float") else Role.QUANTIZED].title
 
     _draw_parts(canvas, facts["summary"], [color_of, lambda _: ""])
     return canvas.render()
@@ -49,8 +49,8 @@ def draw_explanation(facts: Mapping[str, Any]) -> bytes:
     def color_of(row: Sequence[str]) -> str:
         planned, runs = row[3], row[4]
         if planned != "float":
-            return ROLE_COLORS[Role.INTEGERS if runs != "float" else Role.MISSED].title
-        return ROLE_COLORS[Role.KEPT if row[2] else Role.FLOAT].title  # only layers have products
+            return ROLE_COLORS[Role.QUANTIZED if runs != "float" else Role.NOT_QUANTIZED].title
+        return ROLE_COLORS[Role.KEPT_IN_FLOAT if row[2] else Role.FLOAT].title  # only layers have products
 
     _draw_parts(canvas, facts["explanation"], [color_of])
     return canvas.render()
@@ -92,7 +92,7 @@ def draw_table(
         max_width: the available width.
     """
     columns, rows = table
-    widths = [max(map(width_of_text, [name, *(row[i] for row in rows)])) for i, name in enumerate(columns)]
+    widths = [max(map(measure_text, [name, *(row[i] for row in rows)])) for i, name in enumerate(columns)]
     widths[-1] = min(widths[-1], max_width - 12 - sum(widths[:-1]) - COLUMN_GAP * (len(columns) - 1))
     numeric = [all(re.fullmatch(r"[-\d.,e]*( ?dB| ?%)?", row[i]) for row in rows) for i in range(len(columns))]
     starts = [x + 12 + sum(widths[:i]) + COLUMN_GAP * i for i in range(len(columns))]
@@ -164,8 +164,8 @@ def _draw_tiles(canvas: Canvas, x: float, y: float, width: float, report: Mappin
     y = _draw_heading(canvas, x, y, "Overview")
     canvas.text(x, y + 10, report["summary"], color=FAINT_COLOR)
     root = report["modules"][0]
-    layers = f"{root['integers']} of {root['layers']}"
-    share = f"{root['products_in_integers'] / root['products']:.1%}"
+    layers = f"{root['quantized_layers']} of {root['layers']}"
+    share = f"{root['quantized_macs'] / root['macs']:.1%}"
     tiles = {
         "layers in INT8": layers,
         "MACs in INT8": share,
@@ -190,8 +190,8 @@ def _draw_modules(canvas: Canvas, x: float, y: float, width: float, report: Mapp
         if module["count"] > 1 and module["layers"]:
             depth = module["scope"].count(".") + 1 if module["scope"] else 0
             name = "  " * depth + (module["scope"].rpartition(".")[2] or report["model"])
-            sizes = [f"{module[key]:,}" for key in ("products", "bytes_before", "bytes_after")]
-            rows.append([name, f"{module['integers']} of {module['layers']}", *sizes, f"{module['sensitivity']:.1e}"])
+            sizes = [f"{module[key]:,}" for key in ("macs", "bytes_before", "bytes_after")]
+            rows.append([name, f"{module['quantized_layers']} of {module['layers']}", *sizes, f"{module['sensitivity']:.1e}"])
     columns = ["module", "layers in INT8", "MACs", "bytes", "bytes after", "largest QS"]
     return draw_table(canvas, x, y, (columns, rows), colors=[""] * len(rows), max_width=width) + 10
 
@@ -199,7 +199,7 @@ def _draw_modules(canvas: Canvas, x: float, y: float, width: float, report: Mapp
 def _draw_nodes(canvas: Canvas, x: float, y: float, width: float, report: Mapping[str, Any]) -> float:
     """Draw a row for each layer, with a bar for its sensitivity."""
     y = _draw_heading(canvas, x, y, "Layers")
-    layers = [node for node in report["nodes"] if node["products"]]
+    layers = [node for node in report["nodes"] if node["macs"]]
     rows = [
         [
             n["scope"],
@@ -219,13 +219,13 @@ def _draw_nodes(canvas: Canvas, x: float, y: float, width: float, report: Mappin
 
 def _draw_values(canvas: Canvas, x: float, y: float, width: float, report: Mapping[str, Any]) -> float:
     """Draw the observed range of the first activations, and their quantization."""
-    y = _draw_heading(canvas, x, y, "Values")
+    y = _draw_heading(canvas, x, y, "Activations")
     rows = [
         [v["name"], f"{v['low']:.2f}", f"{v['high']:.2f}", f"{v['scale']:.1e}", v["observer"]]
         for v in report["values"][:4]
     ]
     columns = ["value", "min", "max", "scale", "observer"]
-    colors = [ROLE_COLORS[Role.INTEGERS].title] * len(rows)
+    colors = [ROLE_COLORS[Role.QUANTIZED].title] * len(rows)
     y = draw_table(canvas, x, y, (columns, rows), colors=colors, max_width=width)
     canvas.text(x + 12, y + 13, f"and {len(report['values']) - len(rows)} more", color=FAINT_COLOR)
     return y + 22

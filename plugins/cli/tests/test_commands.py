@@ -232,7 +232,7 @@ def test_export_fp16_openvino(tmp_path):
             2,
             "-o m.xml: files of onnxruntime end in .onnx. For .xml, use -",
         ),
-        (["q.clika", "-o", "m.xml", "--target", "trt"], 2, "-o m.xml: files of tensorrt end in .onnx, and those of op"),
+        (["q.clika", "-o", "m.xml", "--target", "trt"], 2, "-o m.xml: files of tensorrt end in .onnx. For .xml, use"),
         (["q.clika", "-o", "."], 2, "-o: cannot write '"),
         (["q.clika", "-o", "q.clika"], 2, "-o: cannot write q.clika: it is also an input. Choose another name."),
     ],
@@ -342,7 +342,7 @@ def test_compare_batch_size_splits_arrays():
         (
             ["talking_model:Net", "talking_model:Wider", "--input", "1x32"],
             3,
-            "output 0 is of shape [1, 8] in the first",
+            "output 0 has the shape [1, 8] in the first",
         ),
         (
             ["talking_model:Net", "q.onnx", "--input", "1x31"],

@@ -63,7 +63,7 @@ def test_inspect_model_module_onnx_same_json_keys(tmp_path):
         (["q.clika", "--input", "1x32"], 2, "cannot trace q.clika: it is already compiled. Omit --input"),
         (["q.onnx", "--input", "1x32"], 2, "cannot trace q.onnx: it is already compiled. Omit --input"),
         (["q.onnx", "--picture", "q.svg"], 2, "cannot use q.onnx: it is an ONNX file. Give a Python model or a saved"),
-        (["q.clika", "--picture", "q.jpg"], 2, "--picture: 'q.jpg' ends in '.jpg', and a picture ends in .svg or .ht"),
+        (["q.clika", "--picture", "q.jpg"], 2, "--picture: cannot write a picture to 'q.jpg': the name ends in '.jpg'"),
         (
             ["q.clika", "--picture", "gone/q.svg"],
             2,
@@ -111,7 +111,7 @@ def test_explain_saved_module_reports_int8_per_target():
     """`explain` reports the INT8 nodes of a saved module, for its target and for others."""
     shown = clika_ref("explain", "q.clika")
     assert shown.exit_code == 0, shown.output
-    assert "onnxruntime: 2 of 2 nodes that were planned in integers run in integers" in shown.stdout
+    assert "onnxruntime: 2 of 2 nodes planned as quantized run quantized" in shown.stdout
     found = run_json("explain", "q.clika", "--target", "ov")
     assert {*found} == {"target", "nodes", "share", "planned_share", "not_quantized"}
     assert (found["target"], found["planned_share"]) == ("openvino", 1.0)
