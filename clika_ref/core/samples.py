@@ -44,7 +44,7 @@ class FloatRange:
 
 @dataclass(frozen=True, slots=True)
 class TensorDescription:
-    """A tensor of one of ``dtypes``, with a fixed ``shape``, or with bounds for its ``rank`` and the ``size`` of its dims.
+    """A tensor of one of ``dtypes``, with a fixed ``shape``, or with bounds for ``rank`` and the ``size`` of dims.
 
     Elements typically lie in ``[low, high]``. ``domain`` is their legal range; special values outside it are never
     tried. Every range of floats includes NaN unless ``nan`` is false. ``unique`` asks for elements without ties.

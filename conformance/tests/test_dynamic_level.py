@@ -225,8 +225,8 @@ def test_call_pool_fully_dynamic_calls_come_first():
     """Calls whose dims may all vary come first."""
     op = made(beside, halves_or_one, lambda op, x, y: x)
     pools = [dynamic.CallPool(op, seed, 4) for seed in range(10)]
-    assert sum(len(pool.call(0).places) == 2 for pool in pools) >= 8  # 3 or 4 without; it is not asked for ever
-    assert any(len(pool.call(3).places) == 1 for pool in pools)
+    assert sum(len(pool.call(0).varied_sizes) == 2 for pool in pools) >= 8  # 3 or 4 without; it is not asked for ever
+    assert any(len(pool.call(3).varied_sizes) == 1 for pool in pools)
 
 
 def test_redraw_with_sizes_same_sizes_repeats_call():

@@ -112,8 +112,8 @@ def test_case_rebuilder_unchanged_inputs_not_recomputed(monkeypatch):
     """A node whose inputs are unchanged is not computed again."""
     case = case_of(lambda build, x, y: [build("neg", build("exp", x)), build("abs", y)], torch.ones(3), torch.zeros(2))
     placed = []
-    place = EagerGraphBuilder.place
-    monkeypatch.setattr(EagerGraphBuilder, "place", lambda g, op, *rest: placed.append(op.name) or place(g, op, *rest))
+    add = EagerGraphBuilder.add_call
+    monkeypatch.setattr(EagerGraphBuilder, "add_call", lambda g, op, *rest: placed.append(op.name) or add(g, op, *rest))
     new = CaseRebuilder.of(case)
     new.add_leaves(lambda value, leaf: replace(leaf, tensor=leaf.tensor + 1) if value.name == "x0" else leaf)
     assert new.add_nodes()

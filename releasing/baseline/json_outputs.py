@@ -79,7 +79,7 @@ MODEL_COMMANDS: Mapping[str, str] = {
     "check": "check model.onnx --target tensorrt",
     "check, saved": "check int8.clika --target tensorrt",
     "check, broken": "check int8.onnx --target tensorrt",
-    "compare": "compare model.onnx int8.onnx --input {data} --at-least 20",
+    "compare": "compare model.onnx int8.onnx --input {data} --min-sqnr 20",
     "compare, saved": "compare int8.clika int8.onnx --input {data}",
     "compare, targets": "compare int8.clika --target ort --target ov --target trt",
 }

@@ -191,7 +191,8 @@ def _draw_modules(canvas: Canvas, x: float, y: float, width: float, report: Mapp
             depth = module["scope"].count(".") + 1 if module["scope"] else 0
             name = "  " * depth + (module["scope"].rpartition(".")[2] or report["model"])
             sizes = [f"{module[key]:,}" for key in ("macs", "bytes_before", "bytes_after")]
-            rows.append([name, f"{module['quantized_layers']} of {module['layers']}", *sizes, f"{module['sensitivity']:.1e}"])
+            count = f"{module['quantized_layers']} of {module['layers']}"
+            rows.append([name, count, *sizes, f"{module['sensitivity']:.1e}"])
     columns = ["module", "layers in INT8", "MACs", "bytes", "bytes after", "largest QS"]
     return draw_table(canvas, x, y, (columns, rows), colors=[""] * len(rows), max_width=width) + 10
 

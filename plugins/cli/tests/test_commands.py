@@ -289,7 +289,7 @@ def test_check_without_target_exits_2():
 
 
 def test_compare_rounding_or_sqnr_threshold_agrees(tmp_path):
-    """Models agree within rounding, or from an SQNR of `--at-least`."""
+    """Models agree within rounding, or from an SQNR of `--min-sqnr`."""
     place = tmp_path / "f.onnx"
     assert clika_ref("compile", "talking_model:Net", "--input", "1x32", "--input", "2x32", "-o", place).exit_code == 0
     same = run_json("compare", "talking_model:Net", place, "--input", "float32:x.npy")
@@ -301,8 +301,8 @@ def test_compare_rounding_or_sqnr_threshold_agrees(tmp_path):
     assert (other["agrees"], other["inputs"], other["at_least_db"]) == (False, 5, None)
     assert other["outputs"][0]["beyond_rounding"].startswith("off by ")
     assert other["outputs"][0]["sqnr_db"] > 20
-    assert run_json("compare", place, "q.onnx", "--input", "talking_model:batches", "--at-least", 20)["agrees"]
-    run_json("compare", place, "q.onnx", "--input", "talking_model:batches", "--at-least", 90, status=1)
+    assert run_json("compare", place, "q.onnx", "--input", "talking_model:batches", "--min-sqnr", 20)["agrees"]
+    run_json("compare", place, "q.onnx", "--input", "talking_model:batches", "--min-sqnr", 90, status=1)
 
 
 def test_compare_prints_table_and_draws_inputs():
@@ -315,7 +315,7 @@ def test_compare_prints_table_and_draws_inputs():
     assert row.endswith("yes")
     assert result.stderr == "note: inputs are random numbers. Give --input to compare on your data.\n"
     assert (
-        clika_ref("compare", "q.onnx", "q.onnx", "--target", "ort", "--target", "ov", "--at-least", 20).exit_code == 0
+        clika_ref("compare", "q.onnx", "q.onnx", "--target", "ort", "--target", "ov", "--min-sqnr", 20).exit_code == 0
     )
 
 

@@ -173,7 +173,7 @@ def test_openvino_file_explained_and_compared(tmp_path):
     assert found["target"] == "openvino"
     runs = {node["operator"]: node["runs"] for node in found["nodes"]}
     assert runs["MatMul"] == "int8", found
-    same = run_json("compare", "q.clika", place, "--input", "talking_model:batches", "--at-least", 20)
+    same = run_json("compare", "q.clika", place, "--input", "talking_model:batches", "--min-sqnr", 20)
     assert same["agrees"]
     assert run_json("compare", place, place)["inputs"] == 1
     for words in (("explain", place), ("compare", place, place)):
