@@ -147,7 +147,7 @@ def test_artifacts_reordered_inputs_fail(tmp_path):
 
     (found,) = outcomes("files", suite_of(tmp_path, Sorted()), "inputs of equal shape").values()
     assert found.verdict is Verdict.VALUE
-    assert "output 0 differs where another process loads the artifact" in found.comparison.message
+    assert "output 0 differs if another process loads the artifact" in found.comparison.message
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ NAN = "calibration batch {}: the input 'x' contains NaN. Remove the batch, or fi
     [
         ("nan_on_one", 1, f"ModelError: {NAN.format(2)}"),
         ("nan_in_the_first", 0, f"ModelError: {NAN.format(1)}"),
-        ("no_data_on_the_first", 0, "ModelError: calibration_inputs has no elements"),
+        ("no_data_on_the_first", 0, "ModelError: cannot calibrate: calibration_inputs are empty"),
         ("an_error_of_the_users_on_one", 1, "OSError: the disk is gone"),
         ("an_error_before_counts_are_summed", 1, "TypeError: 'NoneType' object is not callable"),
     ],
