@@ -97,15 +97,22 @@ def lower_for(
     return reports
 
 
-def quantize_for_target(graph: Graph, plan: Plan | None, target: Target, registry: Registry) -> Graph:
+def quantize_for_target(
+    graph: Graph, plan: Plan | None, target: Target, registry: Registry, outputs: Sequence[Value] | None = None
+) -> Graph:
     """Return a clone of a float graph as the target gets it, quantized with a plan; without a plan in float.
 
-    ``registry`` has the operators and passes.
+    Args:
+        graph: that of a module, bound to its weights.
+        plan: the quantization plan.
+        target: its passes run.
+        registry: the operators and passes.
+        outputs: the outputs to keep; by default all.
 
     Raises:
         ModelError: an adapter cannot follow the changes of a pass to its layer.
     """
-    clone = graph.clone()
+    clone = graph.clone(outputs)
     lower_for(plan, clone, registry, target)
     if plan is not None:
         quantize_graph(clone, plan, registry.operators)

@@ -101,15 +101,16 @@ class Simulation:
                 weight.
         """
         built, found = self._built, _tensor_versions(graph, weights, logs)
-        if built is not None and _is_same(built.versions, found):
-            if not compare_elements:
-                return built
-            same_logs = all(torch.equal(built.logs[name], log) for name, log in logs.items())
-            if same_logs and built.mark == fingerprint(clone_with_weights(graph, weights)):
-                return built
+        if built is not None and not _is_same(built.versions, found):
+            built = None
+        if built is not None and not compare_elements:
+            return built
         bound = clone_with_weights(graph, weights)
+        mark = fingerprint(bound)
+        if built is not None and mark == built.mark and all(torch.equal(built.logs[n], log) for n, log in logs.items()):
+            return built
         copies = {name: log.detach().clone() for name, log in logs.items()}
-        self._built = _BuiltSimulation(self._build(bound, logs), found, fingerprint(bound), copies)
+        self._built = _BuiltSimulation(self._build(bound, logs), found, mark, copies)
         return self._built
 
     def _build(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:

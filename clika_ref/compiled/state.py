@@ -39,7 +39,12 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
 from clika_ref.serialization.vocabulary import ModuleKey
-from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions, deployment_settings_named
+from clika_ref.settings.compile_options import (
+    BaseDeploymentSettings,
+    ClikaCompileOptions,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    deployment_settings_named,
+)
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.targets.size_statistics import SymbolSizes
 
@@ -162,6 +167,10 @@ class CompiledState:
     def sizes(self) -> Counter[SymbolSizes]:
         """The sizes that the module, or its original, was traced and calibrated with, and their counts."""
         return self.example_sizes + (self.calibration.sizes if self.calibration else Counter[SymbolSizes]())
+
+    def choose_deployment(self, given: BaseDeploymentSettings | None) -> BaseDeploymentSettings:
+        """Return the given settings, or those of the module, or ONNX Runtime's."""
+        return given or self.deployment or DeploymentSettings_ONNXRuntime_ONNX()
 
     def configure(
         self,

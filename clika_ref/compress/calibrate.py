@@ -28,7 +28,7 @@ from clika_ref.quantization.pipeline import QuantizationPipeline
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import check_types
-from clika_ref.settings.compile_options import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
+from clika_ref.settings.compile_options import BaseDeploymentSettings
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 
@@ -107,7 +107,7 @@ def calibrate(module: CompiledModule, given: CalibrationArguments) -> Iterator[C
         check_types(vars(given))
         known = state.calibration
         data = given.data(None if known else state.unread)
-        deployment = given.deployment_settings or state.deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        deployment = state.choose_deployment(given.deployment_settings)
         request = QuantizationRequest(
             target_for(deployment, state.registry),
             given.quantization_settings or QuantizationSettings(),

@@ -12,7 +12,7 @@ import torch
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.lowering import target_for
 from clika_ref.compiled.quantization_state import is_plan_valid
-from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, learned_quantization, set_quantization
+from clika_ref.compiled.state import CompiledModule, CompiledState, learned_quantization, set_quantization
 from clika_ref.compress.calibrate import CalibratedRun, CalibrationArguments, calibrate
 from clika_ref.compress.graph_quantization import begin_calibration, calibrate_graph, decide_quantization
 from clika_ref.core.errors import ModelError
@@ -123,8 +123,13 @@ def require_decisions(state: CompiledState) -> Quantization:
     return found
 
 
-def plan_for(module: CompiledModule, deployment: BaseDeploymentSettings) -> Plan | None:
+def plan_for(module: CompiledModule, graph: Graph, deployment: BaseDeploymentSettings) -> Plan | None:
     """Return the quantization plan of a module for a target: its own, or one decided from its calibration ranges.
+
+    Args:
+        module: does not change.
+        graph: that of the module, bound to its weights.
+        deployment: the target.
 
     Raises:
         ModelError: the module holds no ranges, as after loading, or nothing was decided from them; or weights are NaN.
@@ -133,7 +138,6 @@ def plan_for(module: CompiledModule, deployment: BaseDeploymentSettings) -> Plan
     state, own = module.clika_state, learned_quantization(module)
     if own is None:
         return None
-    graph = bind_graph(module)
     reject_nonfinite_weights(graph)  # as `.eval()` does: an all-NaN module would match its artifact
     target, known = target_for(deployment, state.registry), state.deployment
     if own.target == target.name:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.compiled.lowering import check_supported, lower_for, target_for
+from clika_ref.compiled.lowering import check_supported, lower_for, quantize_for_target, target_for
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
@@ -122,7 +122,9 @@ def _fuse(
     examples = filter_examples(graph, request.examples)
     check_inputs = examples[0] if request.options.check_passes and examples else None
     reports = lower_for(request.plan, graph, registry, target, check_inputs)
-    _apply_form(graph, request.plan, target, form, operators)
+    if request.plan is not None:
+        quantize_graph(graph, request.plan, operators)
+    _apply_form(graph, target, form, operators)
     name_interface(graph, operators, request.input_names, request.output_names)
     log.report_removals(reports)
     return graph, examples
@@ -137,18 +139,13 @@ def make_export_graph(
         ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
         TargetError: the form excludes INT4, and the target supports no other format for these weights.
     """
-    clone = graph.clone(form.select_outputs(graph.outputs))
-    lower_for(plan, clone, registry, target)
-    _apply_form(clone, plan, target, form, registry.operators)
+    clone = quantize_for_target(graph, plan, target, registry, form.select_outputs(graph.outputs))
+    _apply_form(clone, target, form, registry.operators)
     return clone
 
 
-def _apply_form(
-    graph: Graph, plan: Plan | None, target: Target, form: ExportConfiguration, operators: Mapping[str, Operator]
-) -> None:
-    """Quantize a lowered graph by a plan, pack its INT4 weights, and convert it to FP16 or BF16 if requested."""
-    if plan is not None:
-        quantize_graph(graph, plan, operators)
+def _apply_form(graph: Graph, target: Target, form: ExportConfiguration, operators: Mapping[str, Operator]) -> None:
+    """Pack the INT4 weights of a quantized graph, and convert it to FP16 or BF16 if requested."""
     set_int4_storage(graph, target, as_such=form.export_int4)
     if form.half is not None:
         convert_to_half(graph, form.half, operators)

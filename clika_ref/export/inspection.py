@@ -15,13 +15,14 @@ from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.lowering import quantize_for_target, target_for
 from clika_ref.compiled.quantization_state import target_of
 from clika_ref.compiled.state import CompiledModule, bind_graph, learned_quantization
+from clika_ref.compiled.weights import weights_of
 from clika_ref.compress.quantize import plan_for, warn_of_changed_weights
 from clika_ref.core.errors import ModelError, format_install_command
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.export.configuration import current_configuration
 from clika_ref.export.explanation import Explanation, explain
-from clika_ref.export.module_export import bind_exportable_graph, choose_deployment, list_examples
+from clika_ref.export.module_export import bind_exportable_graph, list_examples
 from clika_ref.export.target_comparison import TargetFacts, compare_targets
 from clika_ref.export.visualization import (
     VISUALIZER_DISTRIBUTION,
@@ -57,8 +58,8 @@ def explain_module(module: CompiledModule, deployment_settings: BaseDeploymentSe
     """
     check_types({"deployment_settings": deployment_settings})
     graph, state = bind_exportable_graph(module), module.clika_state
-    deployment = choose_deployment(state, deployment_settings)
-    plan = plan_for(module, deployment)
+    deployment = state.choose_deployment(deployment_settings)
+    plan = plan_for(module, graph, deployment)
     with outside_autocast():
         target, example = target_for(deployment, state.registry), list_examples(module, graph, None)[0]
         return explain(graph, plan, target, state.registry, example, form=current_configuration())
@@ -106,8 +107,8 @@ def render_notebook_html(module: CompiledModule) -> str:
     registry = module.clika_state.registry
     facts = _picture_facts(module, registry)
     graph = facts.graph
-    held = (value.data for value in bind_graph(module).constants.values())  # without learned scales
-    parameters = sum(data.numel() for data in held if isinstance(data, torch.nn.Parameter))
+    weights = weights_of(module, module.clika_state.graph).values()  # without learned scales
+    parameters = sum(weight.numel() for weight in weights if isinstance(weight, torch.nn.Parameter))
     counts = ", ".join(part for part in (f"{len(graph):,} nodes", f"{parameters:,} parameters", facts.subtitle) if part)
     parts = [f"<p><b>{escape(graph.name)}</b>: {escape(counts)}</p>"]
     if not registry.visualizers:
@@ -155,7 +156,7 @@ def _report_facts(
     state = module.clika_state
     own, request = state.quantized, state.request
     deployment = state.deployment_settings or DeploymentSettings_ONNXRuntime_ONNX()
-    plan = plan_for(module, deployment)
+    plan = plan_for(module, graph, deployment)
     warn_of_changed_weights(module, graph, plan, log)
     given, layers = (request.given, request.layers) if request and own else (None, {})
     return ReportFacts(

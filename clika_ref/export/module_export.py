@@ -26,7 +26,7 @@ from clika_ref.export.interface import resolve_names
 from clika_ref.export.quantized_check import MIN_MARGIN_SAMPLES
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import check_types
-from clika_ref.settings.compile_options import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
+from clika_ref.settings.compile_options import BaseDeploymentSettings
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
     """Write the artifact of a module for a target, and return its facts."""
     check_types(vars(given))
     state, form = module.clika_state, current_configuration()
-    deployment = choose_deployment(state, given.deployment_settings)
+    deployment = state.choose_deployment(given.deployment_settings)
     path = artifact_path(given.file, deployment, state.registry)
     graph = bind_exportable_graph(module)
     if state.simulation is not None and not module.training:  # the simulation must match the artifact
         update_simulation(module)
     inputs = resolve_names("input_names", given.input_names, [value.name for value in graph.inputs])
     defaults = form.select_outputs(state.signature.output_names(inputs))
-    plan = plan_for(module, deployment)
+    plan = plan_for(module, graph, deployment)
     request = ExportRequest(
         graph.clone(form.select_outputs(graph.outputs)),
         path,
@@ -84,11 +84,6 @@ def _output_function(
         return select(outputs)
 
     return compute_outputs
-
-
-def choose_deployment(state: CompiledState, given: BaseDeploymentSettings | None) -> BaseDeploymentSettings:
-    """Return the given settings, or those of the module, or ONNX Runtime's."""
-    return given or state.deployment or DeploymentSettings_ONNXRuntime_ONNX()
 
 
 def bind_exportable_graph(module: CompiledModule) -> Graph:

@@ -126,9 +126,8 @@ def measure_target(
     """
     small = make_export_graph(graph, found.plan, target, registry, form)
     check_supported(small, target)
-    unavailable_reason = (
-        None if target.emulated_by else target.unavailable_reason()
-    )  # an emulated target decides by rules
+    # An emulated target decides by rules.
+    unavailable_reason = None if target.emulated_by else target.unavailable_reason()
     with compile_temporarily(small, target) as file:
         explanation = explain_artifact(small, file, found.plan, target, inputs) if unavailable_reason is None else None
 

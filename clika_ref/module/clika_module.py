@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -182,7 +183,7 @@ class ClikaModule(CompiledModule):
         Raises:
             ModelError: the graph holds an object that a state dict cannot store.
         """
-        return gather(self, type(self))
+        return gather(self, partial(type(self), registry=self.clika_state.registry))
 
     def clika_set_batch_norm(self, batch_norm: BatchNormMode) -> None:
         """Make batch norms frozen or live from now on; their statistics do not change.

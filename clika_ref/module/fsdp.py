@@ -32,8 +32,8 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor], mesh: DeviceMesh) -> None
     for tensor in tensors:
         if tensor.device.type == mesh.device_type and not isinstance(tensor, DTensor):
             copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-            for side in range(mesh.ndim):  # as bytes, which each backend sends
-                dist.broadcast(copy.reshape(-1).view(torch.uint8), group=mesh.get_group(side), group_src=0)
+            for dim in range(mesh.ndim):  # as bytes, which each backend sends
+                dist.broadcast(copy.reshape(-1).view(torch.uint8), group=mesh.get_group(dim), group_src=0)
             if not torch.equal(copy, tensor):  # a write would count as a change of the weight
                 with torch.no_grad():
                     tensor.copy_(copy)

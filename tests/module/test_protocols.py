@@ -6,6 +6,7 @@ import io
 import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,6 +222,14 @@ def test_released_module_frees_its_weights(x):
     del module
     gc.collect()
     assert weight() is None
+
+
+def test_gather_keeps_registry():
+    """A gathered module knows the same operators and targets as its original."""
+    module = compile_form("float")
+    module.clika_state.registry = replace(module.clika_state.registry, targets={})
+    module.unshard = lambda: None  # as fully_shard adds; its weights are whole
+    assert module.clika_gather().clika_state.registry is module.clika_state.registry
 
 
 def test_class_has_no_base_with_behaviour():
