@@ -21,6 +21,12 @@ class FunctionContexts:
             self.context = context
 
 
+    def pytest_sessionfinish(self) -> None:
+        """Write the data: a worker of xdist may end without its exit handlers."""
+        if measurement := coverage.Coverage.current():
+            measurement.save()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin."""
     config.pluginmanager.register(FunctionContexts(), "clika-ref-contexts")

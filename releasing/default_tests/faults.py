@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,9 +94,12 @@ def choose(seed: int, count: int) -> list[Fault]:
 
 
 def tests_of(path: str, kind: str) -> dict[int, set[str]]:
-    """Return the tests that execute each line of a file, in one measurement."""
+    """Return the test functions that execute each line of a file, in one measurement.
+
+    A context is a test function, or the test that started a process as pytest calls it: ``path::name[id] (call)``.
+    """
     found = read_data(kind).contexts_by_lineno(str(ROOT / path))
-    return {line: set(names) for line, names in found.items()}
+    return {line: {re.split(r"\[| \(|\|", name)[0] for name in names} for line, names in found.items()}
 
 
 def is_found(fault: Fault, kind: str) -> bool:
