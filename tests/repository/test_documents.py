@@ -321,7 +321,7 @@ def test_command_line_page_commands_run(tmp_path, monkeypatch):
     lines = [line for text in blocks(document, "console") for line in text.splitlines()]
     assert {shlex.split(line)[1] for line in lines} == {*cli.COMMANDS}
     for line in lines:
-        command, _, status = line.partition("  # ends with ")
+        command, _, status = line.partition("  # exit status ")
         result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
         assert result.exit_code == int(status or 0), f"{command}\n{result.output}"
 
