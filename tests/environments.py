@@ -1,4 +1,4 @@
-"""Virtual environments for tests: what lies among the packages of this one, less some, without a download."""
+"""Virtual environments for tests, built from the packages of this one, without some of them and without a download."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ COMMANDS = {
     "pip": ("-m", "pip"),
     "pytest": ("-m", "pytest"),
 }
-"""What a console calls by a name on its path, as words of Python."""
+"""Commands of a console, each with the arguments of Python that run it."""
 
 
 class Environment:

@@ -1,4 +1,4 @@
-"""Targets that compute in other formats than those of their tensors: undeclared they fail, declared they pass."""
+"""Targets that compute in other formats than their tensors pass only if they declare it."""
 
 import math
 from dataclasses import dataclass

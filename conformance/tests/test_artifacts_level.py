@@ -1,4 +1,4 @@
-"""L6: artifacts that carry over pass; other bytes, swapped inputs, lost weights and untyped errors are found."""
+"""L6: correct artifacts pass; other bytes, swapped inputs, lost weights and untyped errors are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L0: each hole in a declaration is named, and a whole one passes."""
+"""L0: each gap in a declaration is reported, and a complete declaration passes."""
 
 import re
 from dataclasses import dataclass, replace

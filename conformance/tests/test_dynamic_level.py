@@ -1,4 +1,4 @@
-"""L5: sizes that vary are found, one artifact serves them all, and faults that only other sizes show are found."""
+"""L5: dynamic sizes are found, one artifact serves them all, and faults at other sizes are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jitter knows what calls consist of: a fused one is bounded by its parts."""
+"""Jitter of fused calls is bounded by their parts."""
 
 import pytest
 import torch

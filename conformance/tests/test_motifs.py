@@ -1,4 +1,4 @@
-"""Motifs and near misses show a pass what its own pattern and tables mention."""
+"""Motifs and near misses show a pass graphs from its own pattern and tables."""
 
 from dataclasses import replace
 from functools import cache

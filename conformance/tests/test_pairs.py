@@ -1,4 +1,4 @@
-"""Pairs: every two operators that can be joined are, and a pack gives each of its cases a verdict of its own."""
+"""Pairs: each pair of compatible operators is joined, and each case of a pack gets its own verdict."""
 
 from dataclasses import replace
 from random import Random

@@ -1,4 +1,4 @@
-"""``pytest --pyargs clika_ref_conformance --target NAME``, as someone who has installed the suite runs it."""
+"""``pytest --pyargs clika_ref_conformance --target NAME``, as a user of the installed suite runs it."""
 
 import json
 import os
@@ -160,7 +160,7 @@ def commands_on(page):
 
 
 def started(command, folder):
-    """Run a command as it is printed, in a shell of its own that knows the programs beside this Python."""
+    """Run a printed command in a shell with the programs of this environment on its path."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(  # noqa: S602 - the command is of our own page
         command, shell=True, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False

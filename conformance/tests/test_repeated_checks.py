@@ -1,4 +1,4 @@
-"""Findings that no graph alone shows are repeated as the checks that they came of, from their zip."""
+"""Failures of whole checks, rather than single graphs, are repeated from their zip."""
 
 import sys
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every warning that is given has the category by which users tell ours from others."""
+"""Every warning has the category `ClikaWarning`, so that users can filter ours."""
 
 import ast
 import warnings

@@ -1,4 +1,4 @@
-"""What forward caches in attributes is computed by the graph, and what it keeps from call to call is refused."""
+"""The graph computes values that forward caches in attributes; state in attributes is rejected."""
 
 import copy
 from collections import UserDict
@@ -157,7 +157,7 @@ def test_capture_result_depends_on_previous_call_rejected(kind, name, message):
 
 
 class Swapping(nn.Module):
-    """Binds two buffers anew, beside one that is None."""
+    """Rebinds two buffers; a third one is None."""
 
     def __init__(self):
         super().__init__()
@@ -291,7 +291,7 @@ def test_capture_result_depends_on_plain_tensor_rejected():
 
 @dataclass(frozen=True, slots=True)
 class Slotted:
-    """What a class without ``__dict__`` holds; no more can it be assigned to as others are."""
+    """An object with slots and without ``__dict__``; assignment raises an error."""
 
     seen: list = field(default_factory=list)
     mean: torch.Tensor | None = None

@@ -1,4 +1,4 @@
-"""Dynamic sides: found by comparing the inputs, served at lengths that were never traced."""
+"""Dynamic dims: found by comparing the inputs, and supported at sizes that were never traced."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Regions without gradients: what they return as it was given, and who else switches gradients on and off."""
+"""Regions without gradients: their results, and other code that switches gradients on and off."""
 
 import contextlib
 import copy

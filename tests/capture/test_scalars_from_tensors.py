@@ -1,4 +1,4 @@
-"""Numbers that forward reads from tensors: they carry no gradient, and promote and compute as Python's do."""
+"""Numbers that forward reads from tensors: without gradients, with Python's type promotion and arithmetic."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""What a call leaves in buffers: each that eager writes to or binds anew holds the same after a call of the graph."""
+"""Buffers have the same contents after a call of the graph as after a call in eager."""
 
 import contextlib
 import itertools

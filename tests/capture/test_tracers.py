@@ -1,4 +1,4 @@
-"""The third tracer takes what the first two take: modules, methods and functions."""
+"""The third tracer supports the same callables as the first two: modules, methods and functions."""
 
 import contextlib
 import logging
@@ -129,7 +129,7 @@ class Skipping(Model):
 
 
 class Noisy(Model):
-    """Noise that is drawn without any argument of the call, beside a branch that only a symbolic trace passes."""
+    """Draws noise without an argument of the call, and has a branch that only a symbolic trace supports."""
 
     def forward(self, x):
         noise = torch.empty(2).normal_()

@@ -1,4 +1,4 @@
-"""Attributes that are odd but legal, and that forward may never read, stop no model."""
+"""Unusual but legal attributes do not prevent a capture."""
 
 import functools
 from types import MappingProxyType

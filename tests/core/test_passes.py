@@ -1,4 +1,4 @@
-"""The pipeline: order, the fixed point, and that a pass at fault is named with what it did."""
+"""The pipeline of passes: order, fixed point, and errors that name the faulty pass and its change."""
 
 import re
 from dataclasses import dataclass

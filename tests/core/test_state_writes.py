@@ -1,4 +1,4 @@
-"""New state is written after everything was read: results and gradients of what is overwritten survive."""
+"""New state is written after all reads, so that results and gradients of overwritten values are correct."""
 
 import copy
 

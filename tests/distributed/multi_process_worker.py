@@ -100,7 +100,7 @@ def seen_by(module):
 
 
 def told(work):
-    """Return what a scenario that fails is told."""
+    """Return the error message of a failing scenario."""
     try:
         work()
     except (ModelError, ValueError) as error:
@@ -203,7 +203,7 @@ def pruned():
 
 
 def pruned_by_dealt_data():
-    """Prune by data, of which what is weighed on takes several batches; as the module is compiled, and later."""
+    """Prune on data, with several batches for the importance, during compilation and later."""
     strengths = torch.tensor([9.0, 1.0, 0.1]).reshape(3, 1, 1)
     data = [(x * strengths).roll(number % 2, 1) for number, x in enumerate(images(12))]
     found, alone = (
@@ -337,7 +337,7 @@ def other_settings_later():
 
 
 def arguments_on_one():
-    """Give what is refused, on the second rank alone: as a module is compiled, and later."""
+    """Pass invalid arguments on the second rank only, during compilation and later."""
     rank = dist.get_rank()
     module = clika_compile(Convolutions().eval(), tracing_inputs=images(1), distributed_training_settings=TOGETHER)
     steps = [
@@ -543,7 +543,7 @@ def other_plans():
 
 
 def other_shapes():
-    """Divide models of other sides: what one rank sends has no room on the other."""
+    """Shard models of different shapes, so that tensors of one rank do not fit on the other."""
     model = nn.Linear(4, 4 + dist.get_rank()).eval()
     return {"told": told(lambda: clika_distribute(clika_compile(model, tracing_inputs=[torch.ones(2, 4)]), SHARDED))}
 

@@ -1,4 +1,4 @@
-"""Two processes that work on one model: what they decide, how they fail, and what they train."""
+"""Two processes with one model: their decisions, failures and training."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def run(group, folder, ranks=2):
 
 
 class Found:
-    """What the scenarios of a group found, by rank."""
+    """Return the results of the scenarios of a group, by rank."""
 
     def __init__(self, group, folder):
         self.folder = folder

@@ -1,4 +1,4 @@
-"""What an artifact is compared on where no example is left: copies keep none."""
+"""The inputs for comparing an artifact if no example is left, as in copies."""
 
 import copy
 

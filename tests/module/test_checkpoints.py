@@ -1,4 +1,4 @@
-"""Saved modules: what is loaded computes, exports, trains and is quantized as what was saved, in few bytes."""
+"""Checkpoints: the loaded module computes, exports, trains and is quantized like the saved one, from a small file."""
 
 import json
 import os

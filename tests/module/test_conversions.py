@@ -1,4 +1,4 @@
-"""A compiled module and dtypes: another one than it was traced with is refused, as its casts are not in the graph."""
+"""Conversions of dtype: a module rejects dtypes that it was not traced with, since the graph lacks their casts."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Where modules compute: on a GPU where there is one, else on the CPU, and on a device that is emulated.
+"""The device of a module: a GPU if there is one, otherwise the CPU; and an emulated device.
 
 The emulated one refuses to mix its tensors with those of the CPU, as a GPU does: see ``emulated_device.py``.
 """

@@ -1,4 +1,4 @@
-"""A module in integers: compiled, run, exported, saved, trained on, and quantized again."""
+"""A quantized module: compiled, run, exported, saved, trained, and quantized again."""
 
 import copy
 import pickle

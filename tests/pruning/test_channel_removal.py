@@ -1,4 +1,4 @@
-"""Channels and heads that go together are found, and a graph without them computes what it did with zeros there."""
+"""Dependent channels and heads are found; the pruned graph computes the same as with zeros in their place."""
 
 import pytest
 import torch

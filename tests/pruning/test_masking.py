@@ -1,4 +1,4 @@
-"""Masks: what stays of a weight, that it stays so while it is trained and quantized, and what cannot be had."""
+"""Masks: the kept weights, masks during training and quantization, and unsupported requests."""
 
 import onnx
 import pytest
@@ -41,7 +41,7 @@ def compiled(settings, layers=None):
 
 
 def fits(weight, kept=2, of=4):
-    """Whether at most so many of every so many elements along side 1 are other than 0."""
+    """Whether at most ``kept`` of every ``of`` elements along dim 1 are nonzero."""
     return bool(((weight.movedim(1, -1).unflatten(-1, (-1, of)) != 0).sum(-1) <= kept).all())
 
 

@@ -1,4 +1,4 @@
-"""Further kinds of models, whole: what goes of them is exported, and what stays says why."""
+"""Further whole models: the pruned part is exported, and the kept part has its reason."""
 
 import re
 

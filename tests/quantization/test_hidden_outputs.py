@@ -1,4 +1,4 @@
-"""Outputs that tell little of what layers do: masked ones, integers, and what is picked of tables."""
+"""Outputs that hide the error of layers: masked ones, integers, and table look-ups."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The standard logging: each message under the name of the module that tells it, and nothing printed twice."""
+"""Python's logging: each message has the logger of its module, and nothing is printed twice."""
 
 import logging
 import subprocess

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: what failures, interrupts and full disks leave behind."""
+"""Files are complete or absent after failures, interrupts and full disks."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Samples that break their rules, put in place of those of an operator in every process of a run."""
+"""Invalid samples that replace those of an operator in every process of a run."""
 
 import random
 

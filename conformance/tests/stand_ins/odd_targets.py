@@ -1,4 +1,4 @@
-"""Targets that are eager but for one fault: by name, or on graphs that hold some operator."""
+"""Eager targets with one fault, selected by name or by an operator of the graph."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Every view: what its base becomes when the view is overwritten, against an eager write through the view."""
+"""Every view: an overwritten view changes its base as an eager write through the view does."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def writes(name: str):
 
 
 def reaches_an_element_twice(case: Case) -> bool:
-    """Whether the view shows some element of its base in two places, so that a write through it has no one meaning."""
+    """Whether a view contains an element of its base twice, so that a write through it is ambiguous."""
     shown = case.op(torch.arange(case.operands[0].numel()).reshape(case.operands[0].shape), **case.attrs)
     return shown.numel() > shown.unique().numel()
 

@@ -1,4 +1,4 @@
-"""The command line as a process of its own: interrupted, in a pipe, and on a terminal."""
+"""The command line in a process: interrupts, pipes, and a terminal."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Installed by pip and removed again: entry points of the example come and go, and nothing outside it changes."""
+"""The example is installed and removed by pip: its entry points appear and disappear, and nothing else changes."""
 
 import hashlib
 import json

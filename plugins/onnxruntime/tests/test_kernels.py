@@ -1,4 +1,4 @@
-"""What ONNX Runtime has no kernel for is refused before anything is written, and nothing else is."""
+"""Nodes without a kernel in ONNX Runtime are rejected before a file is written, and no others are."""
 
 import onnx.defs
 import pytest

@@ -1,4 +1,4 @@
-"""The scheme of OpenVINO: whatever is planned in integers runs in integers, and computes what the module does."""
+"""The scheme of OpenVINO: layers planned in INT8 run in INT8, and compute the results of the module."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Faults and correct graphs near them that a second reader of the rules thought of, in the form of `planted.py`."""
+"""Faults and similar correct graphs that a second reader of the rules found, in the form of `planted.py`."""
 
 from functools import partial
 
@@ -46,7 +46,7 @@ def norm_by_hand(pair_behind):
 
 
 def reshaped(length):
-    """A reshape to as many sides as an input is long."""
+    """A reshape with as many dims as an input has elements."""
     sketch = Sketch()
     inputs = sketch.input("x", 4, 32), sketch.input("sizes", length, kind=Kind.INT64)
     return sketch.model(sketch.node("Reshape", "out", *inputs))
@@ -93,7 +93,7 @@ def padded(*filler, **attributes):
 
 
 def joined_twice(odd=None):
-    """What is joined to what was joined before, all of one scale but perhaps one."""
+    """Nested concatenations with one scale, except for at most one operand."""
     sketch = Sketch()
     a, b, c = (sketch.quantized(sketch.input(name, *IMAGE)) for name in "abc")
     inner = sketch.node("Concat", "inner", a, b, axis=1)
@@ -103,7 +103,7 @@ def joined_twice(odd=None):
 
 
 def tied():
-    """A weight that two layers read, each with scales along its own side."""
+    """A weight of two layers, each with scales along another dim."""
     sketch = Sketch()
     x = sketch.quantized(sketch.input("x", 4, 32))
     product = sketch.node("MatMul", "product", x, sketch.weight("w", 32, 32, channels=32, axis=1))
@@ -115,7 +115,7 @@ def tied():
 
 
 def turned_and_flattened():
-    """A weight with scales along a side that comes first, and stays so."""
+    """A weight with scales along a dim that a transpose moves to the front, and a reshape keeps there."""
     sketch = Sketch()
     w = sketch.node("Transpose", "turned", sketch.weight("w", 4, 32, 8, channels=32, axis=1), perm=[1, 0, 2])
     w = sketch.node("Reshape", "flat", w, sketch.constant("sizes", [2], [32, 32], Kind.INT64))
@@ -174,7 +174,7 @@ def integers_gathered():
 
 
 def float_residual():
-    """A convolution of floats, to which is added what is rounded for a convolution in integers."""
+    """A float convolution, added to a tensor that is quantized for an INT8 convolution."""
     sketch = Sketch()
     relu = sketch.node("Relu", "relu", sketch.input("x", *IMAGE))
     sketch.node("Conv", "side", sketch.quantized(relu), sketch.weight("w", 16, 16, 1, 1))

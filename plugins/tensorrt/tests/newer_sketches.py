@@ -1,4 +1,4 @@
-"""Graphs of TensorRT's own operators, of few bits, of newer operators, and with stale types."""
+"""Graphs of TensorRT's own operators, low-bit weights and newer operators, and with stale types."""
 
 from functools import partial
 
@@ -135,7 +135,7 @@ def moved(operator, *others, **attributes):
 
 
 def cast_behind(*tensors):
-    """The perceptron in float16, whose scales are floats of 32 bits: a Cast stands behind each pair."""
+    """The perceptron in float16 with float32 scales: a Cast follows each pair."""
     model = perceptron(Kind.FLOAT16, opset=19)
     for tensor, consumer in (("w_DQ", "gemm"), ("v_DQ", "matmul")):
         scale = f"{tensor[0]}_scale"
@@ -153,7 +153,7 @@ def cast_behind(*tensors):
 
 
 def scaled_sizes(data=""):
-    """A size that is halved in float64, and data beside it."""
+    """A size that is halved in float64, next to data."""
     sketch = Sketch()
     x = sketch.input("x", "n", 32)
     half = sketch.constant("half", [], 0.5, Kind.DOUBLE)
@@ -272,7 +272,7 @@ def dynamic_float8():
 
 
 def of_a_plugin(kind):
-    """What a plugin makes is quantized; its type is stated in the file, and nowhere else."""
+    """The output of a plugin is quantized; only the file states its type."""
     sketch = Sketch()
     y = sketch.quantized(sketch.node("Region_TRT", "y", sketch.input("x", 4, 32), domain="trt"))
     model = sketch.model(sketch.node("MatMul", "out", y, sketch.weight("w", 32, 32)), shape=[4, 32])

@@ -1,4 +1,4 @@
-"""Graphs as TensorRT wants them, built of a few words each."""
+"""A builder of small ONNX graphs that follow TensorRT's rules."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""Weights in few bits: how they are held, rounded and chosen, and what a module and its artifact make of them."""
+"""Weight-only quantization: storage, rounding, the choice of bits, and the results of module and artifact."""
 
 import io
 from dataclasses import replace

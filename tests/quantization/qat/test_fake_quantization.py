@@ -1,4 +1,4 @@
-"""Fake quantization: the numbers of the operators that integers really pass, and the gradients of LSQ."""
+"""Fake quantization: the results of quantize and dequantize, and the gradients of LSQ."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Training in integers: what it starts from, what it trains, what it leaves, and in whose loops it fits."""
+"""Quantization-aware training: initial results, trained and fixed parameters, and training loops of other tools."""
 
 import copy
 import pickle
