@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ALONE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-"""By which pip installs a folder without asking anybody else; of what pip calls no_..., 0 is the strict one."""
+"""Variables with which pip installs a folder without an index. For pip's ``no_...`` options, 0 enables them."""
 
 COMMANDS = {
     "clika-ref": ("-c", "from clika_ref_cli.cli import main; main()"),

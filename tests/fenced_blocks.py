@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 FENCE = re.compile(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-"""A block: its language, the file that it is, if any, and what it says."""
+"""A block: its language, the name of its file if it has one, and its text."""
 
 RUNNING = ("python", "console")
 WRITTEN = {"toml": tomllib.loads, "yaml": YAML(typ="safe", pure=True).load, "json": json.loads}
-"""Languages of data, and what reads them."""
+"""Parsers of data, by language."""
 
 SHOWN = ("text", "output")
 """Languages of blocks without code: text drawings, and the output of the block before."""

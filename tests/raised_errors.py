@@ -37,7 +37,7 @@ def _errors(function: Callable[..., Any], owner: type | None, path: tuple[Callab
 
 
 def source_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """Return what is written of a function; None of what is none of Python's."""
+    """Return the source of a function; None if it is not written in Python."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError):

@@ -144,7 +144,7 @@ def _run_command(client: Any) -> None:
 
 
 def enter(folder: str, environment: Mapping[str, str]) -> None:
-    """Change to a folder and an environment, whose ``PYTHONPATH`` comes first on the path of modules."""
+    """Change to a folder and an environment; its ``PYTHONPATH`` becomes the start of the module path."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

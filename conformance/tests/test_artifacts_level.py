@@ -41,7 +41,7 @@ def outcomes(subject, suite, *names):
 
 
 class Changed:
-    """ONNX Runtime, but for what a subclass does otherwise."""
+    """ONNX Runtime, as a base class of faulty targets."""
 
     def __getattr__(self, name):
         return getattr(RUNTIME, name)

@@ -40,7 +40,7 @@ def refuse():
 
 
 def checks(task, suite):
-    """As a level: a relu of three sizes, of which the last two are too large for a deadly target."""
+    """A level: a relu of three sizes; the last two are too large for a deadly target."""
 
     def make():
         inputs = [torch.arange(float(n)) for n in (1, 3, 5)]

@@ -186,7 +186,7 @@ def test_merge_graphs_computes_each_graph():
 
 
 class Faulty:
-    """Eager, which negates the results of softmax, or raises on what holds one."""
+    """Eager, which negates the results of softmax, or raises an error for graphs with a softmax."""
 
     def __init__(self, *, raises=False):
         self.inner = Identity()

@@ -25,7 +25,7 @@ REGISTRY = load_registry()
 PROFILE = replace(PROFILES["quick"], seed=3)
 
 LENIENT = '''
-"""ONNX Runtime, but for what it makes of artifacts that it cannot read."""
+"""ONNX Runtime with other errors for artifacts that it cannot read."""
 import torch
 from clika_ref_onnxruntime.target import OnnxRuntime
 

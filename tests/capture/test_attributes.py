@@ -87,7 +87,7 @@ def test_capture_growing_table_serves_every_length():
 
 
 class Counting(nn.Module):
-    """A buffer and an attribute that change with each call, of which the result needs the first."""
+    """A buffer and an attribute that change with each call; only the buffer affects the result."""
 
     def __init__(self):
         super().__init__()
@@ -125,7 +125,7 @@ class Growing(Stepping):
 
 
 class Lengthening(Counting):
-    """As `Growing`, in a buffer, of which a graph keeps the elements and not the length."""
+    """Like `Growing`, in a buffer: a graph can change its elements, but not its size."""
 
     def forward(self, x):
         self.count = torch.cat([self.count.view(-1), x])
@@ -298,7 +298,7 @@ class Slotted:
 
 
 class Noting(nn.Module):
-    """Notes what it sees in an object that is given, in a way that is given, of which no result depends."""
+    """Records its inputs in an object, by a given function; the results do not depend on it."""
 
     classwide = None
     seen = ()

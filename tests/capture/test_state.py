@@ -178,7 +178,7 @@ def test_state_disagreeing_with_eager_rejected():
 
 
 class Growing(nn.Module):
-    """Binds a buffer to what has another shape."""
+    """Rebinds a buffer to a tensor of another shape."""
 
     def __init__(self, grow, buffer):
         super().__init__()

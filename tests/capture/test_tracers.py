@@ -122,7 +122,7 @@ def test_clika_compile_one_thread_at_a_time():
 
 
 class Skipping(Model):
-    """Stochastic depth, whose branch depends on what is drawn."""
+    """Stochastic depth: a random number decides the branch."""
 
     def forward(self, x):
         return x + self.layer(x) if torch.rand(()) < 0.5 else x

@@ -119,7 +119,7 @@ def test_pipeline_changed_graph_runs_pass_again(graph, table):
 
     @rule("neg")
     def once(node, build):
-        """Make one neg into what the first pass looks for."""
+        """Replace one neg by the pattern of the first pass."""
         return build("add", node.inputs[0], 1)
 
     first, second = Step("first", applying(scale_up)), Step("second", applying(once))

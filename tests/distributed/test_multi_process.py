@@ -13,7 +13,7 @@ TIMEOUT_S = 240
 
 
 def run(group, folder, ranks=2):
-    """Run a group of scenarios in several processes; return their exit codes and what they wrote to stderr."""
+    """Run a group of scenarios in several processes; return their exit codes and their stderr."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(

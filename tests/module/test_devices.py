@@ -54,7 +54,7 @@ def test_device_tests_pass_on_emulated_device(tmp_path):
     options += ["-W", "ignore::UserWarning"]  # by PyTorch, of kernels of the CPU in place of others
     command = [sys.executable, "-m", "pytest", "-q", *options, __file__]
     paths = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja is beside python
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja is next to python
     env = {**os.environ, "CLIKA_REF_TEST_DEVICE": "emulated:0", "PYTHONPATH": paths, "PATH": programs}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tests.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

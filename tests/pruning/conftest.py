@@ -48,7 +48,7 @@ class Grouped(nn.Module):
 
 
 class Dense(nn.Module):
-    """Concatenations, of which one is cut again at other places, and padding with channels of zeros."""
+    """Concatenations, one of them split again at other indices, and padding with channels of zeros."""
 
     def __init__(self):
         super().__init__()

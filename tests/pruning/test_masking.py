@@ -46,7 +46,7 @@ def fits(weight, kept=2, of=4):
 
 
 def written(path):
-    """Return the weight of the second convolution in a file, of which no node reads a mask."""
+    """Return the weight of the second convolution in a file, in which no node reads a mask."""
     graph = onnx.load(str(path)).graph
     assert not [node for node in graph.node if any("masks" in name for name in node.input)]
     (weight,) = [numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (8, 8, 3, 3)]

@@ -14,7 +14,7 @@ from clika_ref import PruningSettings, clika_compile
 
 
 class UNet(nn.Module):
-    """Concatenations of what was made on the way down with what a transposed convolution makes on the way up."""
+    """A small U-Net: concatenates early activations with the results of transposed convolutions."""
 
     def __init__(self, norm=nn.BatchNorm2d):
         super().__init__()

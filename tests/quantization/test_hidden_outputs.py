@@ -13,7 +13,7 @@ LEAST = torch.finfo(torch.float32).min
 
 
 class Scores(nn.Module):
-    """Two layers, whose result is masked, or made something else of."""
+    """Two layers, followed by a function such as a mask."""
 
     def __init__(self, end):
         super().__init__()

@@ -161,7 +161,7 @@ LAYOUT = {
 
 
 def code_lines(source: str) -> int:
-    """Lines that hold code: no blank ones, no comments, no docstrings of whatever."""
+    """Count lines of code, without blank lines, comments and docstrings."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in LAYOUT:

@@ -19,7 +19,7 @@ QUOTED = {"docs/example-plugin.md": "plugins/example/clika_ref_example"}
 """Pages with code that is compared with files of a folder (`test_documents.py`), which have tests of their own."""
 
 ELSEWHERE = {"docs/command-line.md"}
-"""Pages whose lines end with statuses that they state, and run in `test_documents.py`."""
+"""Pages with commands that state their exit status; they run in `test_documents.py`."""
 
 INTEGERS = {"README.md": "quantized.onnx", "docs/training.md": "trained.onnx", "docs/tutorial.md": "digits.onnx"}
 """Pages that promise a quantized file, and its name."""

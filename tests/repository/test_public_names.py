@@ -49,7 +49,7 @@ UNITS = {
     r"sensitivity|threshold": r"\bshare\b|\bsquare\b|\bquantization_sensitivity_threshold\b|\bsensitiv",
     r"(^|_)rate$": r"\bshare\b",
 }
-"""By the names of parameters, fields and results: in which unit a docstring says that they are."""
+"""Units that a docstring must state, by the names of parameters, fields and results."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def is_named(parameter: str, text: str) -> bool:
 
 
 def parameters(p: Public) -> list[str]:
-    """The parameters of a function, or of what makes an instance, that has several, but for its receiver."""
+    """Return the parameters of a function or class with several of them, without ``self``."""
     if isinstance(p.found, property) or dataclasses.is_dataclass(p.found) or is_exception_or_enum(p.found):
         return []  # fields are looked at by themselves
     made = p.found.__init__ if inspect.isclass(p.found) else inspect.unwrap(p.found)

@@ -196,7 +196,7 @@ def _edit_attributes(graph: Graph, _: Operators) -> None:
 
 
 def _raise(graph: Graph, _: Operators) -> None:
-    """Fail on what it did not foresee."""
+    """Fail on an unexpected operator."""
     for node in graph.nodes:
         if node.op_type == "sigmoid" and len(node.output.uses) > 1:
             msg = "a sigmoid has one reader"
@@ -218,7 +218,7 @@ def _lie_about_types(graph: Graph, operators: Operators) -> None:
 
 @rule("erfc")
 def never(node: Node, build: Builder):
-    """Ask for what no graph holds."""
+    """A rule that never applies, since no graph contains its operator."""
     return Skip("never applies") if node.op_type == "erfc" else node.inputs[0]
 
 

@@ -121,7 +121,7 @@ def sevens(x):
 
 
 class Negating:
-    """Eager, whose results are ``-1 - y`` for graphs that hold an operator."""
+    """Eager, with the results ``-1 - y`` for graphs that contain an operator."""
 
     def __init__(self, kind):
         self.inner, self.kind = Identity(), kind

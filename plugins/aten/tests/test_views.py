@@ -51,7 +51,7 @@ def graph_of_write(case: Case, index: int, count: int, new: torch.Tensor) -> Gra
 
 
 def writes(name: str):
-    """Yield, for every drawn call and each of its results, what eager and what the graph make of a write to it."""
+    """Yield for each result of each drawn call the effects of a write to it, in eager and in the graph."""
     for seed in range(DRAWS):
         case = draw_case(OPERATORS[name], seed)
         results = case.eager()

@@ -24,7 +24,7 @@ TARGET = REGISTRY.targets["onnxruntime"]
 
 
 class Chain(nn.Module):
-    """A layer, and what comes behind it, as a function of the layer's result and the input."""
+    """A layer, followed by a function of its result and the input."""
 
     def __init__(self, layer, behind=lambda y, x: y):
         super().__init__()

@@ -21,7 +21,7 @@ AXIS = helper.make_attribute("axis", 0)
 
 
 def of_two(operator, *other, **attributes):
-    """A quantized value and a constant, or another quantized value, and what is computed of both, quantized too."""
+    """A quantized tensor and a constant or another quantized tensor, and a quantized result of both."""
     sketch = Sketch()
     one = sketch.quantized(sketch.input("x", 4, 32))
     other = sketch.constant("other", other, 0.5) if other else sketch.quantized(sketch.input("y", 4, 32))
@@ -135,7 +135,7 @@ def pooled_whole():
 
 
 def in_a_function(zero=0):
-    """The perceptron, whose first pair is a local function."""
+    """The perceptron with a local function as its first Q/DQ pair."""
     model = given(perceptron(), "x_zero", zero, Kind.INT8)
     nodes = [node("QuantizeLinear", "a s z", "q"), node("DequantizeLinear", "q s z", "b")]
     opsets = [helper.make_opsetid("", 17)]
@@ -183,13 +183,13 @@ def float_residual():
 
 
 def wide_scale(scale):
-    """The perceptron in float16, whose first scale is a float of 32 bits that is cast."""
+    """The perceptron in float16; its first scale is cast from float32."""
     model = given(perceptron(Kind.FLOAT16, opset=19), "wide", scale)
     return computed(model, node("Cast", "wide", "x_scale", to=Kind.FLOAT16))
 
 
 def moved_scale(operator, scales, *sides):
-    """The convolution, whose weight's scales are moved, or repeated, from a constant."""
+    """The convolution with weight scales that are moved or expanded from a constant."""
     model = given(given(convolution(), "held", 0.05, shape=scales), "sides", sides, Kind.INT64, [len(sides)])
     return computed(model, node(operator, "held sides", "w_scale"))
 

@@ -86,7 +86,7 @@ def also_returning(model, name, kind):
 
 
 def constant_nodes():
-    """The convolution, whose scale is a Constant and whose zero point is a Constant behind a Cast."""
+    """The convolution with a Constant as its scale, and a Cast of a Constant as its zero point."""
     scale, zero = filled("", Kind.FLOAT, [], 0.05), filled("", Kind.INT32, [], 0)
     first = node("Constant", "", "x_scale", value=scale), node("Constant", "", "wide", value=zero)
     return computed(computed(convolution(), node("Cast", "wide", "x_zero", to=Kind.INT8)), *first)

@@ -97,7 +97,7 @@ def scaled_by_a_scalar():
 
 
 def experts(axis, kind=Kind.INT8, block=0):
-    """A product with one of several weights that lie in one tensor, of which an input picks one."""
+    """A product with one of several weights in one tensor; an input selects it."""
     sketch = Sketch()
     shape = [2, 128, 128]
     scales = [side // block if at == axis else side for at, side in enumerate(shape)] if block else shape[axis]

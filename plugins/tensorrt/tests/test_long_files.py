@@ -40,7 +40,7 @@ def turned_and_read(times):
 
 
 def scaled_and_added(times):
-    """A convolution that is scaled time and again, and each time added to what was added before."""
+    """A convolution that is scaled repeatedly, and added to the sum each time."""
     sketch = Sketch()
     x = sketch.quantized(sketch.input("x", *IMAGE))
     total = x = sketch.node("Conv", "conv", x, sketch.weight("w", 16, 16, 1, 1))

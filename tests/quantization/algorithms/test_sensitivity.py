@@ -181,7 +181,7 @@ def test_estimate_sensitivities_zero_output_gives_zero():
 
 
 class Rooted(nn.Module):
-    """A root at 0, where the slope is infinite, of what rounding leaves as it is."""
+    """A square root at 0, where the gradient is infinite, of elements that rounding does not change."""
 
     def __init__(self):
         super().__init__()

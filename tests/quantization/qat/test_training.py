@@ -338,7 +338,7 @@ class Unrounded:
 
 
 class Uneven(nn.Module):
-    """Two layers with norms, of which the first has channels that are much larger than others."""
+    """Two layers with norms; the first layer has a few channels that are much larger than the others."""
 
     def __init__(self):
         super().__init__()
