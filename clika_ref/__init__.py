@@ -1,6 +1,6 @@
 """clika-ref: compress a PyTorch model and deploy it.
 
-All public names are importable from here. Each is imported on first use, so that ``import clika_ref`` stays cheap.
+All public names can be imported from here. Each is imported on first use, so that ``import clika_ref`` is fast.
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(MODULE_BY_PUBLIC_NAME)
+    return __all__

@@ -1,7 +1,7 @@
-"""Every stage of the pipeline, from one import, for research.
+"""Every stage of the pipeline from one import, for research.
 
-`docs/stages.md` runs all of them by hand on one network. A stage takes the result of the stage before it, and most take
-the registry of plugins. Each name is imported on first use.
+`docs/stages.md` calls them one by one on a network. A stage takes the result of the stage before it, and most stages
+also take the `Registry` of plugins. Each name is imported on first use.
 
 | stage | name | input -> output |
 |---|---|---|
@@ -10,7 +10,7 @@ the registry of plugins. Each name is imported on first use.
 | | `make_calls` | `TracedCallable`, tracing inputs -> `ModelCall` for each input |
 | | `capture` | `TracedCallable`, calls, `Registry` -> `CaptureResult` with `Graph` and signature |
 | | `torchlib_operator` | ATen overload -> operator, for `capture(fallback=...)` |
-| run | `interpret` | `Graph`, inputs -> outputs, new state; a hook sees the results of each node |
+| run | `interpret` | `Graph`, inputs -> outputs, new state; a hook gets the results of each node |
 | | `compile_with_fx` | `Graph` -> callable of generated code |
 | clean | `clean_graph` | `Graph`, `Registry` -> `PassReport` for each run of a pass; the graph changes in place |
 | prune | `prune_graph` | `Graph`, `PruningRequest`, batches -> `PruningReport`; in place |
@@ -35,19 +35,19 @@ the registry of plugins. Each name is imported on first use.
 | QAT | `initial_log_scales` | `Plan` -> parameters of learned scales |
 | | `make_trainable` | lowered `Graph`, `Plan`, log scales -> `Graph` with fake quantization; in place |
 | | `apply_learned_scales` | `Plan`, log scales -> `Plan` |
-| write | `name_interface` | `Graph`, names -> None; names the inputs and outputs |
+| write | `name_interface` | `Graph`, names -> None; sets the names of the inputs and outputs |
 | | `check_supported` | `Graph`, `Target` -> None, or an error with all unsupported nodes |
 | | `export` | `ExportRequest` -> `Artifact`: lower, quantize, write and compare |
-| compare | `compare_artifact` | float `Artifact`, `Graph`, inputs -> a sentence, or an error |
-| | `compare_quantized` | quantized `Artifact`, `Graph`, inputs -> a sentence, or an error |
+| compare | `compare_artifact` | float `Artifact`, `Graph`, inputs -> a summary sentence, or an error |
+| | `compare_quantized` | quantized `Artifact`, `Graph`, inputs -> a summary sentence, or an error |
 | | `measure_agreement` | two models, inputs -> `Agreement` with the SQNR of each output |
 | explain | `explain` | `Graph`, `Plan`, `Target` -> `Explanation` with the real precision of each node |
-| latency | `LayerTimer` | lowered `Graph`, inputs -> layers that are slower in INT8 |
+| latency | `LayerTimer` | lowered `Graph`, inputs -> layers that quantization makes slower |
 | | `measure_ratio_to_float` | `Graph`, `Plan`, `Target`, inputs -> latency relative to float |
-| | `measure_seconds_and_ratio` | two runners, inputs -> seconds of the first, and their ratio |
+| | `measure_seconds_and_ratio` | two runners, inputs -> seconds of the first, and the ratio of both |
 | log | `CompilationLog` | stages report their results to it |
 
-Results of a stage, such as `Calibration` or `Plan`, can be imported from here, too.
+The classes of results, such as `Calibration` and `Plan`, can be imported from here, too.
 """
 
 # ruff: noqa: PLC0414 - each alias exports a name for type checkers

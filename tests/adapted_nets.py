@@ -1,4 +1,4 @@
-"""What tests of adapters share: models of all layers that take one, compiled, and a few steps of training."""
+"""Shared by tests of adapters: models with all supported layers, compiled, and a few steps of training."""
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ class Images(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Linear layers that read three sides, behind a norm that takes up factors, and before what does not."""
+    """Linear layers on three dims, after a norm that can absorb factors, and before layers that cannot."""
 
     def __init__(self):
         super().__init__()

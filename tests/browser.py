@@ -1,4 +1,4 @@
-"""Pages in a headless Chromium: opened from files, without a network, and with every error of theirs failing the test.
+"""Pages in a headless Chromium: opened from files, without a network; any error of a page fails the test.
 
 Where playwright or Chromium is missing, tests that ask for `open_page` are skipped, and say what to install; where
 ``CLIKA_REF_NEEDS_BROWSER`` is set, as CI does, they fail instead.

@@ -1,4 +1,4 @@
-"""What tests of calibration share: a model, batches for it, and what is compiled of both."""
+"""Shared by tests of calibration: a model, its batches, and modules compiled from both."""
 
 import torch
 from torch import nn

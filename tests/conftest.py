@@ -1,4 +1,4 @@
-"""What the tests of the road share: compile, and hold the result against eager PyTorch."""
+"""Shared fixtures of the whole pipeline: compile a model, and compare the module with eager PyTorch."""
 
 import copy
 import sys

@@ -1,4 +1,4 @@
-"""A device ``emulated`` on which a machine without a GPU sees what would fail on one: ``pytest -p emulated_device``.
+"""A device ``emulated``, with which a machine without a GPU finds device errors: ``pytest -p emulated_device``.
 
 Its tensors lie in the memory of the CPU, whose kernels compute on them, but not together with tensors that were made
 elsewhere: what mixes devices raises what it raises on a GPU. It is compiled on first use, which takes half a minute. A

@@ -1,4 +1,4 @@
-"""Virtual environments for tests: what lies among the packages of this one, less some, without a download."""
+"""Virtual environments for tests, built from the packages of this one, without some of them and without a download."""
 
 import os
 import subprocess
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 ALONE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-"""By which pip installs a folder without asking anybody else; of what pip calls no_..., 0 is the strict one."""
+"""Variables with which pip installs a folder without an index. For pip's ``no_...`` options, 0 enables them."""
 
 COMMANDS = {
     "clika-ref": ("-c", "from clika_ref_cli.cli import main; main()"),
     "pip": ("-m", "pip"),
     "pytest": ("-m", "pytest"),
 }
-"""What a console calls by a name on its path, as words of Python."""
+"""Commands of a console, each with the arguments of Python that run it."""
 
 
 class Environment:

@@ -1,4 +1,4 @@
-"""The fenced blocks of a page of the documentation, and how those of one page run in order, in one folder."""
+"""The fenced blocks of a documentation page, and their execution in order, in one folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 FENCE = re.compile(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-"""A block: its language, the file that it is, if any, and what it says."""
+"""A block: its language, the name of its file if it has one, and its text."""
 
 RUNNING = ("python", "console")
 WRITTEN = {"toml": tomllib.loads, "yaml": YAML(typ="safe", pure=True).load, "json": json.loads}
-"""Languages of data, and what reads them."""
+"""Parsers of data, by language."""
 
 SHOWN = ("text", "output")
-"""What is no code: pictures in letters, and what a block before printed."""
+"""Languages of blocks without code: text drawings, and the output of the block before."""
 
 BIN = Path(sys.executable).parent
 BASH = shutil.which("bash") or "bash"
@@ -72,7 +72,7 @@ class Run:
 
     folder: Path
     place: Path
-    """Where the console stands, which a block may leave elsewhere for those behind it."""
+    """The working folder of the console, which a block may change for later ones."""
     namespace: dict[str, Any]
     commands: Mapping[str, str] = field(default_factory=dict)
     """Variables of the environment that lead to the commands of `warm_process.CommandServer`."""
@@ -132,7 +132,7 @@ class Run:
         return done.stdout
 
     def _environment(self) -> dict[str, str]:
-        """What ``pip install .`` installs lies in the folder, and nothing is fetched."""
+        """``pip install .`` installs into the folder, without a download."""
         installed = str(self.folder / "installed")
         paths = [installed, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         pip = {"TARGET": installed, "NO_DEPS": "1", "NO_INDEX": "1", "NO_BUILD_ISOLATION": "0", "QUIET": "1"}

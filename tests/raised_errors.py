@@ -1,4 +1,4 @@
-"""Which errors may leave a function: those that it raises, and those that leave what it calls, as code says."""
+"""The errors that a function may raise, itself or through its callees, read from its code."""
 
 import ast
 import importlib
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 DEPTH = 3
-"""How far calls are followed: further down, docstrings say what is raised, which a test of this project sees to."""
+"""Depth to which calls are followed; deeper functions list their errors in docstrings, which a test checks."""
 
 OURS = {"ModelError", "PassError", "PluginError", "TargetError", "ValueError"}
 
 OF_LOADING = {"load_registry"}
-"""What loads plugins where it is first needed: told once for all functions, in docs/api/index.md."""
+"""Functions that load plugins on first use; docs/api/index.md lists their errors once for all functions."""
 
 
 def errors_of(function: Callable[..., Any], owner: type | None) -> set[str]:
@@ -37,7 +37,7 @@ def _errors(function: Callable[..., Any], owner: type | None, path: tuple[Callab
 
 
 def source_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """Return what is written of a function; None of what is none of Python's."""
+    """Return the source of a function; None if it is not written in Python."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError):

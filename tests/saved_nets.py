@@ -1,4 +1,4 @@
-"""What tests of saving share: models whose weights passes fold, move, tie and mask, and what is compiled of them."""
+"""Shared by tests of saving: models with folded, moved, tied and masked weights, and modules compiled from them."""
 
 import torch
 import transformers

@@ -1,4 +1,4 @@
-"""A server process that has imported torch and the plugins, and forks once for each page or command that tests run."""
+"""A server process with torch and the plugins imported, which forks once for each tested page or command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ with socket.socket(socket.AF_UNIX) as server:
     status = int.from_bytes(server.recv(4), "big", signed=True)
 sys.exit(status if status >= 0 else 128 - status)
 """
-"""The command that stands for a real one: it hands its words, folder, environment and streams to `CommandServer`."""
+"""The client command: it sends its arguments, folder, environment and streams to `CommandServer`."""
 
 
 def run_forked(function: Callable[..., None], *arguments: Any) -> None:
@@ -144,7 +144,7 @@ def _run_command(client: Any) -> None:
 
 
 def enter(folder: str, environment: Mapping[str, str]) -> None:
-    """Change to a folder and an environment, whose ``PYTHONPATH`` comes first on the path of modules."""
+    """Change to a folder and an environment; its ``PYTHONPATH`` becomes the start of the module path."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

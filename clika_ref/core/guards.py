@@ -1,4 +1,4 @@
-"""Check that inputs match a graph; used by the ClikaModule on each call and by exports."""
+"""Check the inputs of a graph: dtypes, dims and guards."""
 
 from __future__ import annotations
 
@@ -27,26 +27,16 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
         _check_type(value, tensor)
     sizes = read_sizes(graph, inputs)
     for value, tensor in zip(graph.inputs, inputs, strict=True):
-        for dim, (expected, found) in enumerate(zip(value.type.shape, tensor.shape, strict=True)):
-            length = _evaluate_length(expected, sizes)
-            if length != found:
-                static = isinstance(expected, int)
-                msg = (
-                    f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph: dim "
-                    f"{dim} must be {expected if static else f'{expected} = {length}'}. "
-                )
-                msg += (
-                    "To make this dim dynamic, compile with tracing inputs that differ in it."
-                    if static
-                    else "The model requires these dims to match each other."
-                )
-                raise ModelError(msg)
+        _check_dims(value, tensor, sizes)
+    # Sizes that depend on the data are unknown before the run, so guards on them are skipped.
+    known = {s.expr for s in graph.symbols.values() if s.name in sizes}
     for guard in graph.guards:
-        if guard.relation.free_symbols <= {s.expr for s in graph.symbols.values() if s.name in sizes}:
+        if guard.relation.free_symbols <= known:
             _check_guard(graph, guard, sizes)
 
 
 def _check_type(value: Value, tensor: torch.Tensor) -> None:
+    """Check the rank and the dtype of an input."""
     if tensor.dim() != value.type.rank or tensor.dtype != value.type.dtype:
         msg = f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph."
         if tensor.is_floating_point() and value.type.dtype.is_floating_point and tensor.dtype != value.type.dtype:
@@ -55,6 +45,44 @@ def _check_type(value: Value, tensor: torch.Tensor) -> None:
                 "original model and its tracing inputs and compile them."
             )
         raise ModelError(msg)
+
+
+def _check_dims(value: Value, tensor: torch.Tensor, sizes: Mapping[str, int]) -> None:
+    """Check the size of each dim of an input, given the values of the symbols."""
+    for dim, (expected, actual) in enumerate(zip(value.type.shape, tensor.shape, strict=True)):
+        size = _evaluate_size(expected, sizes)
+        if size == actual:
+            continue
+        is_static = isinstance(expected, int)
+        msg = (
+            f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph: dim "
+            f"{dim} must be {expected if is_static else f'{expected} = {size}'}. "
+        )
+        msg += (
+            "To make this dim dynamic, compile with tracing inputs that differ in it."
+            if is_static
+            else "The model requires these dims to match each other."
+        )
+        raise ModelError(msg)
+
+
+def _evaluate_size(expected: Any, sizes: Mapping[str, int]) -> int | str:
+    try:
+        return evaluate(expected, sizes)
+    except ZeroDivisionError:
+        return "a division by 0"
+
+
+def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
+    if is_met(guard, sizes):
+        return
+    used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
+    values = ", ".join(f"{s.name} = {sizes[s.name]} ({s.source})" for s in used)
+    msg = (
+        f"the graph does not support this input: {values} violates {guard}. If the model supports it, compile a second "
+        "module with tracing inputs of that size."
+    )
+    raise ModelError(msg)
 
 
 def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
@@ -66,27 +94,8 @@ def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
     """
     try:
         return bool(evaluate(guard.relation, sizes))
-    except (ArithmeticError, ValueError, TypeError):  # the latter two from roots of negative numbers
+    except (ArithmeticError, ValueError, TypeError):  # roots of negative numbers raise the latter two
         return False
-
-
-def _evaluate_length(expected: Any, sizes: Mapping[str, int]) -> int | str:
-    try:
-        return evaluate(expected, sizes)
-    except ZeroDivisionError:
-        return "a division by 0"
-
-
-def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
-    if is_met(guard, sizes):
-        return
-    used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
-    shown = ", ".join(f"{s.name} = {sizes[s.name]} ({s.source})" for s in used)
-    msg = (
-        f"the graph does not support this input: {shown} violates {guard}. If the model supports it, compile a second "
-        "module with tracing inputs of that size."
-    )
-    raise ModelError(msg)
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Lets the tests import the strange levels and targets of ``stand_ins``, as the workers that they start do."""
+"""Let the tests and the workers that they start import the faulty levels and targets of ``stand_ins``."""
 
 import sys
 from pathlib import Path

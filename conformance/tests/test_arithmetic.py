@@ -1,4 +1,4 @@
-"""Targets that compute in other formats than those of their tensors: undeclared they fail, declared they pass."""
+"""Targets that compute in other formats than their tensors pass only if they declare it."""
 
 import math
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ def test_judge_flushed_subnormals_pass_only_if_declared():
 
 @dataclass(frozen=True)
 class Halves(Identity):
-    """Eager, but for what a function of one element reads: that is rounded to float16."""
+    """Eager, with the inputs of elementwise functions rounded to float16."""
 
     arithmetic: tuple = ()
 

@@ -1,4 +1,4 @@
-"""L6: artifacts that carry over pass; other bytes, swapped inputs, lost weights and untyped errors are found."""
+"""L6: correct artifacts pass; other bytes, swapped inputs, lost weights and untyped errors are found."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def outcomes(subject, suite, *names):
 
 
 class Changed:
-    """ONNX Runtime, but for what a subclass does otherwise."""
+    """ONNX Runtime, as a base class of faulty targets."""
 
     def __getattr__(self, name):
         return getattr(RUNTIME, name)

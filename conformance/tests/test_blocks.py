@@ -1,4 +1,4 @@
-"""Blocks of real architectures: the same weights every time, captured and held against eager in whole."""
+"""Blocks of real architectures: reproducible weights, and comparison of the captured block with eager."""
 
 import pytest
 import torch

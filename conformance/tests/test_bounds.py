@@ -1,4 +1,4 @@
-"""The bounds of the judge: what rounding explains, what it does not, and what is too coarse all the same."""
+"""Error bounds of the judge: differences by rounding pass, larger and too coarse ones fail."""
 
 from __future__ import annotations
 

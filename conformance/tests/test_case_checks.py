@@ -1,4 +1,4 @@
-"""One case on one target: each fault of a target has its verdict, and a target without fault passes."""
+"""One case on one target: each fault of a target has its verdict, and a correct target passes."""
 
 import re
 import signal

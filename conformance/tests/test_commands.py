@@ -1,4 +1,4 @@
-"""The commands: what they print, their exit status, and what they do not import for ``--help``."""
+"""The commands: their output, their exit status, and the imports that ``--help`` avoids."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""L0: each hole in a declaration is named, and a whole one passes."""
+"""L0: each gap in a declaration is reported, and a complete declaration passes."""
 
 import re
 from dataclasses import dataclass, replace
@@ -235,7 +235,7 @@ def test_samples_omissions_reported_together(tmp_path):
 
     @operator()
     def three(x: Tensor, y: Tensor | None = None, z: Tensor | None = None, *, k: int = 1) -> Tensor:
-        """``x`` and what is there of the others."""
+        """Return ``x`` and the other operands that are given."""
         return x if z is None else x + z
 
     three.samples(lambda draw, s: s.call(x := draw(s.tensor()), None, draw(s.tensor(shape=x.shape)), k=2))

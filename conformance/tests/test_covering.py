@@ -1,4 +1,4 @@
-"""The cover: any two options of two decisions meet, in the dtype that is asked for."""
+"""The cover: each pair of options of two decisions occurs, in the requested dtype."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Reproducers of checks of which a worker died: the case that killed it is in the zip, and kills the next process."""
+"""Reproducers of checks that crash their worker: the zip contains the case, and replaying it crashes again."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def refuse():
 
 
 def checks(task, suite):
-    """As a level: a relu of three sizes, of which the last two are too large for a deadly target."""
+    """A level: a relu of three sizes; the last two are too large for a deadly target."""
 
     def make():
         inputs = [torch.arange(float(n)) for n in (1, 3, 5)]
@@ -54,7 +54,7 @@ def checks(task, suite):
 
 
 def setup(out, target, seconds=30.0):
-    """What a worker is told."""
+    """Return the setup of a worker."""
     profile = replace(PROFILES["quick"], case_seconds=seconds)
     path = (str(HERE), str(HERE / "stand_ins"))
     return WorkerSetup(f"deadly_targets:{target}", profile, {"deadly": "test_crash_reproducers"}, "", str(out), path)
@@ -71,7 +71,7 @@ def plan_into(out):
 
 
 def record_of(results):
-    """What came of a run that had planned these checks."""
+    """Return the record of a run with these planned checks."""
     plan = {}
     for result in results:
         plan.setdefault(result.task, []).append(result.name)

@@ -1,4 +1,4 @@
-"""A graph that is made to deviate leaves everything else as it is."""
+"""A deviation of a graph leaves all other results unchanged."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Declared deviations: read and rejected, which occur exactly where the target behaves as declared."""
+"""Declared deviations: reading, rejection of invalid ones, and cases in which a target deviates as declared."""
 
 import datetime as dt
 import re

@@ -1,4 +1,4 @@
-"""L5: sizes that vary are found, one artifact serves them all, and faults that only other sizes show are found."""
+"""L5: dynamic sizes are found, one artifact serves them all, and faults at other sizes are found."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def half(draw, s):
 
 
 def raised(x: Tensor, index: Tensor) -> Tensor:
-    """``x`` with 1 added to the columns ``index``, of which eager says nothing where ``x`` is empty."""
+    """Return ``x`` with 1 added to the columns ``index``; eager does not define the result for an empty ``x``."""
     return x.index_add(1, index, torch.ones((x.shape[0], index.shape[0])))
 
 

@@ -1,4 +1,4 @@
-"""The arrays in a reproducer decide as the judge does, without the judge."""
+"""The arrays in a reproducer give the verdict of the judge, without the judge."""
 
 import math
 
@@ -25,7 +25,7 @@ def tf32(x):
 
 
 def decide(reference, actual, *, coarse=False):
-    """What the script of a reproducer says of an output."""
+    """Return the verdict of a reproducer's script on an output."""
     (expected,) = reference.expected
     stored = {"output": elements_of(expected.eager), **make_expectation(expected, coarse=coarse)}
     return describe_difference(layout_of(expected.eager.contiguous()), actual, stored)

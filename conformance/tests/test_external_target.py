@@ -1,4 +1,4 @@
-"""A stranger's target, from its module to the page, the replay and the comparison, without an edit in our packages."""
+"""A target of another package: run, report page, replay and comparison, without an edit in our packages."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Kinds of failures: what is expected to fail does not end a task for the checks that are not."""
+"""Kinds of failures: an expected failure does not end a task for its other checks."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Hypothesis as a generator: the same values for a seed, and small ones after a failure."""
+"""Hypothesis as a generator: equal values for equal seeds, and small values after a failure."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Grown graphs: legal, of the promised size, alike for one seed, and various."""
+"""Grown graphs: valid, of the requested size, equal for equal seeds, and diverse."""
 
 from collections import Counter
 from random import Random

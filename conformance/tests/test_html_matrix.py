@@ -1,4 +1,4 @@
-"""The page: one cell for each task, whose cases it holds as data, and nothing that a name or a message could break."""
+"""The HTML matrix: one cell for each task with its cases as data, safe for any name and message."""
 
 import html
 import json

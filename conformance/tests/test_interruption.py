@@ -1,4 +1,4 @@
-"""A run that is asked to end tidies up, whoever asks: a person at the terminal or a system."""
+"""An interrupted run cleans up, after Ctrl-C and after a signal of the system."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ from clika_ref.core.errors import ClikaError
 
 HERE = Path(__file__).parent
 HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-"""What a process needs that was started where SIGINT is ignored, as behind the & of a script."""
+"""Code that restores SIGINT in a process that was started with it ignored, like a background process of a script."""
 
 COMMAND = f"{HEEDING}; from clika_ref_cli.cli import main; main()"
 STUCK = ["--target", "deadly_targets:Stuck", "-k", "relu/float32", "--level", "operators", "--workers", "1"]

@@ -1,4 +1,4 @@
-"""Jitter knows what calls consist of: a fused one is bounded by its parts."""
+"""Jitter of fused calls is bounded by their parts."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_jitter_infinity_of_uncertain_sign_accepts_either():
 
 def test_jitter_empty_output_not_decomposed():
     """A call without output elements is not decomposed."""
-    graph = Graph("norm")  # the parts of a norm refuse that of two sides, one of which is counted from the end
+    graph = Graph("norm")  # the parts of a norm reject two dims, one of them negative
     x = graph.add_input(TensorType(torch.float32, (4, 2, 0)), "x")
     graph.add_output(Builder(graph, OPERATORS)("linalg_vector_norm", x, ord=-torch.inf, dim=(-3, 1), keepdim=False))
     reference = CaseReference(graph, [torch.zeros(4, 2, 0)])

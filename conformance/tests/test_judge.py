@@ -1,4 +1,4 @@
-"""The judge: what it must not let pass, what it must not blame, and what it says."""
+"""The judge: failures that it must report, correct results that it must accept, and its messages."""
 
 from __future__ import annotations
 

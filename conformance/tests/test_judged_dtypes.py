@@ -1,4 +1,4 @@
-"""What needs a dtype that the suite does not judge is not run, says so in one sentence, and costs nothing else."""
+"""Cases in a dtype that the suite does not judge are skipped, with one sentence as the reason."""
 
 from dataclasses import replace
 from random import Random

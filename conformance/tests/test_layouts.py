@@ -1,4 +1,4 @@
-"""Other forms of one call: the same elements in other layouts, and literals that mean the same."""
+"""Other forms of one call: equal elements in other memory layouts, and equivalent literals."""
 
 import torch
 from clika_ref_conformance.cases import CaseRun

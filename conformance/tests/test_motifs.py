@@ -1,4 +1,4 @@
-"""Motifs and near misses show a pass what its own pattern and tables mention."""
+"""Motifs and near misses show a pass graphs from its own pattern and tables."""
 
 from dataclasses import replace
 from functools import cache
@@ -96,7 +96,7 @@ def test_case_rebuilder_unread_lists_tensor_without_uses():
 @pytest.mark.slow
 def test_find_motifs_attribute_has_several_lengths():
     """An attribute occurs in several lengths."""
-    nodes = nodes_of("remove-identities", *range(8))  # a roll of several sides that does nothing is rare
+    nodes = nodes_of("remove-identities", *range(8))  # a roll along several dims that moves nothing is rare
     idle = {len(n.attrs["shifts"]) for n in nodes if n.op_type == "roll"}
     assert len(idle) > 1
 

@@ -1,4 +1,4 @@
-"""Seeded faults are put in and taken out without a trace, and the suite finds them."""
+"""Seeded faults are applied and undone without a trace, and the suite finds them."""
 
 import json
 from dataclasses import replace

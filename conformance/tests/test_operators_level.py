@@ -1,4 +1,4 @@
-"""L1: a right lowering passes on every row, a wrong one fails small, and whoever is at fault is blamed."""
+"""L1: a correct lowering passes on every row, a faulty one fails on a small case, and the faulty part is named."""
 
 from dataclasses import replace
 

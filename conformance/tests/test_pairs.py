@@ -1,4 +1,4 @@
-"""Pairs: every two operators that can be joined are, and a pack gives each of its cases a verdict of its own."""
+"""Pairs: each pair of compatible operators is joined, and each case of a pack gets its own verdict."""
 
 from dataclasses import replace
 from random import Random
@@ -186,7 +186,7 @@ def test_merge_graphs_computes_each_graph():
 
 
 class Faulty:
-    """Eager, which negates the results of softmax, or raises on what holds one."""
+    """Eager, which negates the results of softmax, or raises an error for graphs with a softmax."""
 
     def __init__(self, *, raises=False):
         self.inner = Identity()

@@ -1,4 +1,4 @@
-"""L2 finds passes that are wrong, and nothing wrong with those that are right."""
+"""L2 finds faulty passes, and reports no failure of correct ones."""
 
 import weakref
 from dataclasses import replace
@@ -52,7 +52,7 @@ EXPECTED = {
     "raise-on-two-readers": Verdict.CONTRACT,
     "never-fires": Verdict.CONTRACT,
 }
-"""What a broken pass is blamed for; a wrong value where nothing is said."""
+"""The verdict for each broken pass; a wrong value if it is not listed."""
 
 
 @pytest.mark.parametrize("p", BROKEN, ids=lambda p: p.name)

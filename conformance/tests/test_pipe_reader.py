@@ -1,4 +1,4 @@
-"""What another process says is heard to the last whole line, and no longer than it lives."""
+"""The pipe reader returns messages up to the last whole line, and stops when the process ends."""
 
 import subprocess
 import sys

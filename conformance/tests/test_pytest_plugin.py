@@ -1,4 +1,4 @@
-"""``pytest --pyargs clika_ref_conformance --target NAME``, as someone who has installed the suite runs it."""
+"""``pytest --pyargs clika_ref_conformance --target NAME``, as a user of the installed suite runs it."""
 
 import json
 import os
@@ -89,7 +89,7 @@ targets = ["mended"]
 
 @pytest.fixture
 def run(tmp_path):
-    """Run pytest in a folder of its own, on one task, and return its exit status and what it printed."""
+    """Run pytest in a folder of its own, on one task, and return its exit status and output."""
     (tmp_path / "wrong_target.py").write_text(WRONG)
     (tmp_path / "deviations.toml").write_text(DECLARED)
 
@@ -117,7 +117,7 @@ def test_pytest_plugin_nothing_proven_fails(run):
     assert code == 1, output
     assert "1 failed, 1 skipped" in output
     assert "no check proves anything about wrong_target:Refusing: " in output
-    assert "relu6-of-nan" not in output  # only a whole run tells that a deviation is gone
+    assert "relu6-of-nan" not in output  # only a whole run reports that a deviation no longer occurs
     assert "unsupported:declared: relu6: it takes nothing" in output
 
 
@@ -160,7 +160,7 @@ def commands_on(page):
 
 
 def started(command, folder):
-    """Run a command as it is printed, in a shell of its own that knows the programs beside this Python."""
+    """Run a printed command in a shell with the programs of this environment on its path."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(  # noqa: S602 - the command is of our own page
         command, shell=True, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False

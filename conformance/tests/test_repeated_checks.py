@@ -1,4 +1,4 @@
-"""Findings that no graph alone shows are repeated as the checks that they came of, from their zip."""
+"""Failures of whole checks, rather than single graphs, are repeated from their zip."""
 
 import sys
 from dataclasses import replace
@@ -25,7 +25,7 @@ REGISTRY = load_registry()
 PROFILE = replace(PROFILES["quick"], seed=3)
 
 LENIENT = '''
-"""ONNX Runtime, but for what it makes of artifacts that it cannot read."""
+"""ONNX Runtime with other errors for artifacts that it cannot read."""
 import torch
 from clika_ref_onnxruntime.target import OnnxRuntime
 

@@ -13,7 +13,7 @@ EITHER = "tasks and problems of one report only are neither regressions nor fixe
 
 
 def compare(old, new, **changes):
-    """What each kind of change is of: tasks by their subjects, anything else by its name."""
+    """Return the subjects of each kind of change: subjects of tasks, and names of anything else."""
     found = compare_reports(make_report(record(*old)), make_report(record(*new, **changes)))
     kinds = (found.regressions, found.fixed, found.new, found.missing)
     return [[getattr(change.subject, "subject", change.subject) for change in kind] for kind in kinds], found

@@ -120,7 +120,7 @@ KEYS = {"environment": "NAME", "facts": "NAME", "verdicts": "VERDICT", "not_run"
 
 
 def places(document, path=""):
-    """Every place of a document at which something stands; keys that are no names of fields are one."""
+    """Yield the path of each entry of a document; keys that are no field names count as one."""
     if isinstance(document, list):
         return {place for item in document for place in places(item, f"{path}[]")}
     if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""Findings that no number shows: replay and the script of a reproducer find them again, and no others."""
+"""Failures without a number: replay and the script of a reproducer find them again, and no others."""
 
 import atexit
 import os

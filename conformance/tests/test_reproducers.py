@@ -1,4 +1,4 @@
-"""Reproducers: they are read back exactly, script and replay find the fault, and damaged ones are rejected."""
+"""Reproducers: exact reading, script and replay that find the fault, and rejection of damaged files."""
 
 import io
 import json

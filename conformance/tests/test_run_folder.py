@@ -1,4 +1,4 @@
-"""The folder of a run: in memory where there is room for it."""
+"""The folder of a run: in memory if there is enough space."""
 
 from clika_ref_conformance.execution import worker_process
 

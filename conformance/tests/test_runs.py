@@ -1,4 +1,4 @@
-"""A run: whatever a check does to its worker costs that check alone, and the accounts add up."""
+"""A run: a check that ends its worker loses only its own result, and all counts add up."""
 
 import fcntl
 import math

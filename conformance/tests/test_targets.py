@@ -1,4 +1,4 @@
-"""Which target is meant: an installed one, eager itself, or one in a module of its own; and what is said otherwise."""
+"""Selection of a target: an installed one, eager, or one in a module of its own; and messages for unknown names."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Variants of graphs mean the same to eager; the level of whole graphs runs them, and cuts down what fails."""
+"""Variants of a graph are equivalent in eager; the level of whole graphs runs them, and reduces failures."""
 
 from dataclasses import replace
 from random import Random

@@ -1,4 +1,4 @@
-"""The mandatory vectors: what stands where, and what a domain keeps out."""
+"""The mandatory vectors: their positions, and exclusions by a domain."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every argument of ``clika_compile``: what it changes, and what a wrong value is told."""
+"""Every argument of ``clika_compile``: its effect, and the message for a wrong value."""
 
 import inspect
 import json

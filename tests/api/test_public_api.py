@@ -1,4 +1,4 @@
-"""The public objects: all importable from the top, all named as such, and imported only when they are used."""
+"""The public objects: importable from the top level, listed in ``__all__``, and imported only on first use."""
 
 import inspect
 import re

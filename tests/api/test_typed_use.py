@@ -1,4 +1,4 @@
-"""What type checkers are told of the public interface: `make lint` lets pyright read this file, and pytest runs it.
+"""The types of the public interface: `make lint` checks this file with pyright, and pytest runs it.
 
 ``assert_type`` does nothing when it runs; pyright compares what it knows of a value with the type that is written.
 """

@@ -1,4 +1,4 @@
-"""Every warning that is given has the category by which users tell ours from others."""
+"""Every warning has the category `ClikaWarning`, so that users can filter ours."""
 
 import ast
 import warnings
@@ -14,7 +14,7 @@ SWEPT = ("clika_ref", "plugins", "conformance")
 
 
 def warnings_without_category(source: str) -> list[int]:
-    """Return the lines in which a warning is given that is no ClikaWarning."""
+    """Return the lines that raise a warning of another category than ClikaWarning."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     found = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in ("warn", "warn_explicit")]
     found += [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "warn"]

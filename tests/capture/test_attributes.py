@@ -1,4 +1,4 @@
-"""What forward caches in attributes is computed by the graph, and what it keeps from call to call is refused."""
+"""The graph computes values that forward caches in attributes; state in attributes is rejected."""
 
 import copy
 from collections import UserDict
@@ -87,7 +87,7 @@ def test_capture_growing_table_serves_every_length():
 
 
 class Counting(nn.Module):
-    """A buffer and an attribute that change with each call, of which the result needs the first."""
+    """A buffer and an attribute that change with each call; only the buffer affects the result."""
 
     def __init__(self):
         super().__init__()
@@ -125,7 +125,7 @@ class Growing(Stepping):
 
 
 class Lengthening(Counting):
-    """As `Growing`, in a buffer, of which a graph keeps the elements and not the length."""
+    """Like `Growing`, in a buffer: a graph can change its elements, but not its size."""
 
     def forward(self, x):
         self.count = torch.cat([self.count.view(-1), x])
@@ -157,7 +157,7 @@ def test_capture_result_depends_on_previous_call_rejected(kind, name, message):
 
 
 class Swapping(nn.Module):
-    """Binds two buffers anew, beside one that is None."""
+    """Rebinds two buffers; a third one is None."""
 
     def __init__(self):
         super().__init__()
@@ -291,14 +291,14 @@ def test_capture_result_depends_on_plain_tensor_rejected():
 
 @dataclass(frozen=True, slots=True)
 class Slotted:
-    """What a class without ``__dict__`` holds; no more can it be assigned to as others are."""
+    """An object with slots and without ``__dict__``; assignment raises an error."""
 
     seen: list = field(default_factory=list)
     mean: torch.Tensor | None = None
 
 
 class Noting(nn.Module):
-    """Notes what it sees in an object that is given, in a way that is given, of which no result depends."""
+    """Records its inputs in an object, by a given function; the results do not depend on it."""
 
     classwide = None
     seen = ()

@@ -1,4 +1,4 @@
-"""Autocast regions with dynamic sides, and calls that autocast casts for within."""
+"""Autocast regions with dynamic dims, and the casts of calls in them."""
 
 import contextlib
 import copy

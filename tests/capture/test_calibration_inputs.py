@@ -1,4 +1,4 @@
-"""Calibration inputs are read once, whatever they are, and those that show which sides differ are traced with."""
+"""Calibration inputs of any form are read once, and those that differ in a dim are traced with."""
 
 import pytest
 import torch

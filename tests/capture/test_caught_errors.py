@@ -1,4 +1,4 @@
-"""Errors of tracers that a model catches: its trace would take a path that eager does not."""
+"""Errors of tracers that a model catches: the trace would take another path than eager."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ class Model(nn.Module):
 
 
 class Raising(Model):
-    """What torch.fx raises for a branch is a ValueError, too."""
+    """Catches ValueError, which torch.fx also raises for a branch."""
 
     def forward(self, x):
         try:

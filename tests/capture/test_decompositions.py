@@ -1,4 +1,4 @@
-"""Calls that PyTorch takes apart: what they write inside, for which sizes they hold, and what is said on failure."""
+"""Calls that PyTorch decomposes: their writes, the sizes that they support, and messages for failures."""
 
 import re
 

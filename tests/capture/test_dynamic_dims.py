@@ -1,4 +1,4 @@
-"""Dynamic sides: found by comparing the inputs, served at lengths that were never traced."""
+"""Dynamic dims: found by comparing the inputs, and supported at sizes that were never traced."""
 
 import itertools
 
@@ -47,7 +47,7 @@ class Language(nn.Module):
 
 
 class Vision(nn.Module):
-    """A transformer over patches, whose position embedding is interpolated to the size of the image."""
+    """A transformer over patches that interpolates its position embedding to the size of the image."""
 
     def __init__(self):
         super().__init__()

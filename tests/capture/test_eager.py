@@ -1,4 +1,4 @@
-"""The original model is run without a trace left on it."""
+"""Eager runs leave the original model unchanged."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ def test_transformer_encoder_trailing_padding_matches_eager():
 
 
 class Rebinding(nn.Module):
-    """Makes something else of a plain tensor, in a way that is given, beside a buffer and a parameter."""
+    """Changes a plain tensor by a given function; has a buffer and a parameter, too."""
 
     def __init__(self, change):
         super().__init__()

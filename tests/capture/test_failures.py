@@ -1,4 +1,4 @@
-"""Models and inputs that cannot be captured: what the error says, where, and what to write instead."""
+"""Models and inputs that cannot be captured: the error, the line that it names, and its advice."""
 
 from pathlib import Path
 

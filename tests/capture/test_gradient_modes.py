@@ -1,4 +1,4 @@
-"""Regions without gradients: what they return as it was given, and who else switches gradients on and off."""
+"""Regions without gradients: their results, and other code that switches gradients on and off."""
 
 import contextlib
 import copy
@@ -53,7 +53,7 @@ def trained_alike():
 
 
 def within_no_grad(change):
-    """Return a computation that changes, without gradients, what the first layer makes."""
+    """Return a computation that changes the output of the first layer without gradients."""
 
     def compute(net, x):
         y = net.layer(x)

@@ -1,4 +1,4 @@
-"""Gradients that a trace loses: the backward of an autograd.Function, and hooks, which warnings name."""
+"""Gradients that a trace loses: warnings name each autograd.Function and each hook."""
 
 from concurrent.futures import ThreadPoolExecutor
 

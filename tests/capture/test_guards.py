@@ -1,4 +1,4 @@
-"""Guards: a branch on a size is part of the graph, and an input that takes another branch never gets a wrong number."""
+"""Guards: a branch on a size is part of the graph, and inputs of another branch raise an error."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""What can be compiled, how inputs may be given, and what comes back."""
+"""Callables that can be compiled, forms of inputs, and forms of outputs."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""A long trace says which line of the model it is at, and what else is shown meanwhile stays visible."""
+"""A long trace reports the current line of the model, and other output stays visible."""
 
 import inspect
 import re

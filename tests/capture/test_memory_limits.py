@@ -1,4 +1,4 @@
-"""The garbage collector is spared what exists, freed memory goes back to the system, calls stand in one chunk."""
+"""Limits of the garbage collector, release of freed memory, and calls in one chunk of Python's stack."""
 
 import ctypes
 import gc

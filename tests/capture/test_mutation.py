@@ -1,4 +1,4 @@
-"""In-place writes: to views, bases, inputs and buffers, each as eager does it."""
+"""In-place writes to views, bases, inputs and buffers have the same effect as in eager."""
 
 import pytest
 import torch
@@ -296,7 +296,7 @@ class Counting(nn.Module):
 
 
 class Rebinding(nn.Module):
-    """A buffer that is bound anew."""
+    """Rebinds a buffer."""
 
     def __init__(self):
         super().__init__()

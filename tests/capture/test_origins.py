@@ -1,4 +1,4 @@
-"""Every node knows its module and the user's own line, whatever was compiled."""
+"""Every node has its module and the user's line as origin."""
 
 import functools
 import inspect
@@ -54,7 +54,7 @@ def dispatching(x: torch.Tensor) -> torch.Tensor:
 
 
 class Below(nn.Module):
-    """What is called and hooked below a ``forward``."""
+    """A model with calls and hooks below ``forward``."""
 
     def __init__(self) -> None:
         super().__init__()

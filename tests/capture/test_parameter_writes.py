@@ -1,4 +1,4 @@
-"""Parameters that ``forward`` writes to: captured where a trace sees it, refused by name elsewhere, always undone."""
+"""Parameters that ``forward`` writes to: captured if traced, otherwise rejected by name, and always restored."""
 
 import pytest
 import torch

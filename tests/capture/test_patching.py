@@ -1,4 +1,4 @@
-"""What is replaced in PyTorch is put back, whatever a model does meanwhile, and met by one thread."""
+"""Patches of PyTorch are undone, whatever a model does meanwhile, and only affect one thread."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""In-place calls whose operands promote past what they write to: computed as eager does, then cast back."""
+"""In-place calls with operands of a higher dtype: computed as in eager, then cast back."""
 
 import pytest
 import torch

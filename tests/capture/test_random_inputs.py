@@ -1,4 +1,4 @@
-"""Which inputs tell two functions apart by themselves, and what is drawn where they do not."""
+"""Inputs that distinguish two functions by themselves, and random inputs for all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions and the modules that they use: found wherever they are held, so that they train and leave train mode."""
+"""Functions and the modules that they use: found in closures, globals and attributes, for training and its modes."""
 
 import functools
 import types

@@ -1,4 +1,4 @@
-"""Recurrent networks with a dynamic batch and a dynamic length: the trace keeps them whole."""
+"""Recurrent networks with a dynamic batch and a dynamic length stay single nodes."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ NETWORKS = {
 
 
 class Tagger(nn.Module):
-    """What is mostly done with one: tokens in, a class for each out."""
+    """A typical recurrent model: it classifies each token."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Numbers that forward reads from tensors: they carry no gradient, and promote and compute as Python's do."""
+"""Numbers that forward reads from tensors: without gradients, with Python's type promotion and arithmetic."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.1
 
 
 class Scaled(nn.Module):
-    """A weight and a gain, of which a function makes a result."""
+    """A weight and a gain, combined by a function."""
 
     def __init__(self, function):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a call leaves in buffers: each that eager writes to or binds anew holds the same after a call of the graph."""
+"""Buffers have the same contents after a call of the graph as after a call in eager."""
 
 import contextlib
 import itertools
@@ -178,7 +178,7 @@ def test_state_disagreeing_with_eager_rejected():
 
 
 class Growing(nn.Module):
-    """Binds a buffer to what has another shape."""
+    """Rebinds a buffer to a tensor of another shape."""
 
     def __init__(self, grow, buffer):
         super().__init__()

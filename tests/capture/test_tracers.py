@@ -1,4 +1,4 @@
-"""The third tracer takes what the first two take: modules, methods and functions."""
+"""The third tracer supports the same callables as the first two: modules, methods and functions."""
 
 import contextlib
 import logging
@@ -122,14 +122,14 @@ def test_clika_compile_one_thread_at_a_time():
 
 
 class Skipping(Model):
-    """Stochastic depth, whose branch depends on what is drawn."""
+    """Stochastic depth: a random number decides the branch."""
 
     def forward(self, x):
         return x + self.layer(x) if torch.rand(()) < 0.5 else x
 
 
 class Noisy(Model):
-    """Noise that is drawn without any argument of the call, beside a branch that only a symbolic trace passes."""
+    """Draws noise without an argument of the call, and has a branch that only a symbolic trace supports."""
 
     def forward(self, x):
         noise = torch.empty(2).normal_()

@@ -1,4 +1,4 @@
-"""Attributes that are odd but legal, and that forward may never read, stop no model."""
+"""Unusual but legal attributes do not prevent a capture."""
 
 import functools
 from types import MappingProxyType
@@ -24,7 +24,7 @@ class Holding(nn.Module):
 
 
 class Delegating:
-    """Asks its data, one of its slots that is never set, for what it lacks itself."""
+    """Looks up missing attributes in ``_data``, such as its slot ``unset``, which is never set."""
 
     __slots__ = ("_data", "unset")
 

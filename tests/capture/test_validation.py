@@ -1,4 +1,4 @@
-"""Which guards matter is decided by runs that violate them: few, and each for all that it violates."""
+"""Runs that violate guards decide which are kept; they are few, and each tests all guards that it violates."""
 
 import pytest
 import sympy
@@ -14,7 +14,7 @@ from clika_ref.core.symbols import Guard, make_symbol
 
 
 class LastNorm(nn.LayerNorm):
-    """Normalizes the channels of images, as ConvNeXt does; each one leaves layout guards on all three sides."""
+    """Normalizes the channels of images, as ConvNeXt does; each call causes layout guards on all three dims."""
 
     def forward(self, x):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""What integers make slower stays float where latency is asked for; times are made up, so that no machine decides."""
+"""Layers that are slower in INT8 stay float if latency is requested; the tests use fixed times."""
 
 import functools
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def is_small(layer):
 
 @dataclass(frozen=True)
 class Slow(Target):
-    """Runs nothing: knows of each graph how long it would take, by the kinds of its layers that are in integers."""
+    """Runs nothing, and returns a fixed time for each graph, by the op types of its quantized layers."""
 
     costs: dict[str, float]
     name: str = "onnxruntime"

@@ -1,4 +1,4 @@
-"""What a module keeps of data between quantizations: ranges, sizes, data that nobody has read, wishes of the user."""
+"""Calibration state that a module keeps between quantizations: ranges, sizes, unread data, the user's settings."""
 
 import copy
 

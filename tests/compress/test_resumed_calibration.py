@@ -1,4 +1,4 @@
-"""A pass over data that was interrupted goes on with the same data, and with nothing else; files keep their ranges."""
+"""An interrupted pass over data continues with the same data only, and files keep their ranges."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A handful of operators, declared here: the core is tested without any plugin."""
+"""A few operators declared here, so that the core is tested without any plugin."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def add(x: Tensor, y: Tensor | Number) -> Tensor:
 
 @operator()
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``x`` cut in two along the first side."""
+    """Return the halves of ``x`` along dim 0."""
     middle = x.shape[0] // 2
     return x[:middle], x[middle:]
 
@@ -69,7 +69,7 @@ class Draft(Graph):
         return Builder(self, TABLE)(op, *operands, types=types, **attrs)
 
     def takes(self, *shape: Any, name: str = "x") -> Value:
-        """Add an input of float32; a side given as text is dynamic."""
+        """Add a float32 input; a dim given as text is dynamic."""
         sides = tuple(make_symbol(side) if isinstance(side, str) else side for side in shape)
         value = self.add_input(TensorType(torch.float32, sides), name)
         for dim, side in enumerate(shape):

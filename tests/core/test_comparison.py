@@ -1,4 +1,4 @@
-"""The words for a difference between two results."""
+"""Descriptions of the difference between two results."""
 
 import math
 

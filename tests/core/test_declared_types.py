@@ -1,4 +1,4 @@
-"""What nodes make is held against the types that their graph states."""
+"""Results of nodes are compared with the types in the graph."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Constants that say how they follow from others."""
+"""Deferred constants: functions of other constants."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The interpreter and the fast form: one meaning, state, sizes that appear late, and errors that name the node."""
+"""The interpreter and generated code: equal results, state, late sizes, and errors that name the node."""
 
 import math
 import re
@@ -16,7 +16,7 @@ N = make_symbol("n")
 
 
 class Held:
-    """What generated code reads constants from."""
+    """Holds the constants that generated code reads."""
 
     def __init__(self, graph) -> None:
         for i, value in enumerate(graph.constants.values()):

@@ -1,4 +1,4 @@
-"""Types from the reference: static, symbolic, and refused where they would hold for some sizes only."""
+"""Type inference: static, symbolic, and rejected if a type holds for some sizes only."""
 
 import re
 
@@ -84,7 +84,7 @@ def test_infer_types_deferred_assertion_names_user_symbols():
 
     @operator()
     def checked(x: Tensor) -> Tensor:
-        """Hold for even sides only."""
+        """Raise an error for odd sizes."""
         torch._check(x.shape[0] % 2 == 0)
         return x
 

@@ -1,4 +1,4 @@
-"""The graph: what each mutator keeps right, what it refuses, and that ``verify`` finds each broken invariant."""
+"""The graph: invariants kept by each mutator, rejected changes, and violations that ``verify`` finds."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Declarations: how a signature is read, how ATen calls bind to it, and that errors quote it."""
+"""Operator declarations: reading of signatures, binding of ATen calls, and errors that quote the signature."""
 
 import pickle
 import re

@@ -1,4 +1,4 @@
-"""The pipeline: order, the fixed point, and that a pass at fault is named with what it did."""
+"""The pipeline of passes: order, fixed point, and errors that name the faulty pass and its change."""
 
 import re
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ def test_pipeline_changed_graph_runs_pass_again(graph, table):
 
     @rule("neg")
     def once(node, build):
-        """Make one neg into what the first pass looks for."""
+        """Replace one neg by the pattern of the first pass."""
         return build("add", node.inputs[0], 1)
 
     first, second = Step("first", applying(scale_up)), Step("second", applying(once))

@@ -1,4 +1,4 @@
-"""Plugins through their real door, entry points: what is refused, that all failures come at once, and in one order."""
+"""Plugins through entry points: rejected ones, all failures reported at once, and a fixed order."""
 
 import re
 import sys

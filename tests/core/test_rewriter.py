@@ -1,4 +1,4 @@
-"""Rules: when they fire, what they may return, why they did not, and that outputs keep their names."""
+"""Rewrite rules: matches, allowed results, reasons for skipping, and names of outputs."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""New state is written after everything was read: results and gradients of what is overwritten survive."""
+"""New state is written after all reads, so that results and gradients of overwritten values are correct."""
 
 import copy
 
@@ -75,7 +75,7 @@ def test_clika_module_overwritten_input_keeps_earlier_copy():
 
 
 class Trained(nn.Module):
-    """A weight and a buffer, of which the call under test overwrites what it has read."""
+    """A weight and a buffer; the tested call overwrites values that it has read."""
 
     def __init__(self, call):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Size expressions mean on numbers what sympy and torch mean by them."""
+"""Size expressions evaluate to the same numbers as in sympy and torch."""
 
 import math
 import re

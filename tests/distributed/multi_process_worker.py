@@ -88,7 +88,7 @@ def plan_of(module):
 
 
 def seen_by(module):
-    """Return what a module keeps of its data, but for the form in which sums are held."""
+    """Return the calibration state of a module, in a form that does not depend on the number of ranks."""
     found = module.clika_state.calibration
     values = {name: statistics_to_json(statistics) for name, statistics in found.table.values.items()}
     for name, statistics in found.table.values.items():
@@ -100,7 +100,7 @@ def seen_by(module):
 
 
 def told(work):
-    """Return what a scenario that fails is told."""
+    """Return the error message of a failing scenario."""
     try:
         work()
     except (ModelError, ValueError) as error:
@@ -116,7 +116,7 @@ def mean_of_ranks(model, data):
 
 
 def both(model, data, settings=ALL, **options):
-    """Return what ranks decide multi_process_worker, and what one process decides by all of the data."""
+    """Return the decisions of several ranks, and those of one process on all data."""
     found = compiled(copy.deepcopy(model), dealt(data), settings, **options)
     alone = compiled(copy.deepcopy(model), data, settings, distributed_training_settings=None, **options)
     return {
@@ -190,7 +190,7 @@ def quantized_later():
 
 
 def pruned():
-    """Prune by what the module is traced with, which counts as the first rank has it."""
+    """Prune on the tracing inputs, for which those of the first rank are used."""
     settings = {"pruning_settings": STRUCTURED, "deployment_settings": HERE}
     data = [x * (1 + 5 * dist.get_rank()) for x in images(2)]
     found = clika_compile(
@@ -203,7 +203,7 @@ def pruned():
 
 
 def pruned_by_dealt_data():
-    """Prune by data, of which what is weighed on takes several batches; as the module is compiled, and later."""
+    """Prune on data, with several batches for the importance, during compilation and later."""
     strengths = torch.tensor([9.0, 1.0, 0.1]).reshape(3, 1, 1)
     data = [(x * strengths).roll(number % 2, 1) for number, x in enumerate(images(12))]
     found, alone = (
@@ -269,7 +269,7 @@ def an_error_of_the_users_on_one():
 
 
 def an_error_before_counts_are_summed():
-    """Fail on one rank between what it says and what is summed."""
+    """Fail on one rank between its message and the reduction."""
     before = merging.statistics_from_json
     if dist.get_rank() == 1:
         merging.statistics_from_json = None
@@ -294,7 +294,7 @@ def other_weights():
 
 
 def differing(arguments, **of_second):
-    """Compile with arguments, of which the second rank has others."""
+    """Compile with different arguments on the second rank."""
     arguments = {"calibration_inputs": dealt(images()), "deployment_settings": HERE, **arguments}
     own = {**arguments, **(of_second if dist.get_rank() else {})}
     return {"told": told(lambda: clika_compile(Convolutions().eval(), distributed_training_settings=TOGETHER, **own))}
@@ -337,7 +337,7 @@ def other_settings_later():
 
 
 def arguments_on_one():
-    """Give what is refused, on the second rank alone: as a module is compiled, and later."""
+    """Pass invalid arguments on the second rank only, during compilation and later."""
     rank = dist.get_rank()
     module = clika_compile(Convolutions().eval(), tracing_inputs=images(1), distributed_training_settings=TOGETHER)
     steps = [
@@ -378,7 +378,7 @@ def trained(model, data, steps=4):
 
 
 def halves():
-    """Return what this rank trains on, and what one process would: batches of four, of which each rank has two."""
+    """Return the data of this rank, and of a single process: batches of four samples, two for each rank."""
     data, rank = [x / x.std() for x in images(4)], dist.get_rank()
     return [x[2 * rank : 2 * rank + 2] for x in data], data
 
@@ -473,7 +473,7 @@ def replicated_with_idle_weights():
 
 
 def sharded_with_live_norms():
-    """Let norms be live for two steps, whose statistics each rank counts for itself, and train on with these."""
+    """Train two steps with live norms, with statistics of each rank, and continue with these statistics."""
     module = clika_distribute(to_train(dealt(images())), SHARDED)
     module.clika_set_batch_norm("live")
     trained(module, halves()[0], steps=2)
@@ -543,7 +543,7 @@ def other_plans():
 
 
 def other_shapes():
-    """Divide models of other sides: what one rank sends has no room on the other."""
+    """Shard models of different shapes, so that tensors of one rank do not fit on the other."""
     model = nn.Linear(4, 4 + dist.get_rank()).eval()
     return {"told": told(lambda: clika_distribute(clika_compile(model, tracing_inputs=[torch.ones(2, 4)]), SHARDED))}
 

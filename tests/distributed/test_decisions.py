@@ -1,4 +1,4 @@
-"""What the first process decides, as the others read it: all of it."""
+"""Decisions of the first process arrive complete at the others."""
 
 from calibrated_nets import compiled
 

@@ -1,4 +1,4 @@
-"""What ranks found, merged: equal to what one process finds, however many there are and however much fits."""
+"""Merged calibrations of ranks equal that of one process, for any number of ranks and limit of memory."""
 
 import queue
 import threading

@@ -1,4 +1,4 @@
-"""Two processes that work on one model: what they decide, how they fail, and what they train."""
+"""Two processes with one model: their decisions, failures and training."""
 
 import json
 import os
@@ -13,7 +13,7 @@ TIMEOUT_S = 240
 
 
 def run(group, folder, ranks=2):
-    """Run a group of scenarios in several processes; return their exit codes and what they wrote to stderr."""
+    """Run a group of scenarios in several processes; return their exit codes and their stderr."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
@@ -33,7 +33,7 @@ def run(group, folder, ranks=2):
 
 
 class Found:
-    """What the scenarios of a group found, by rank."""
+    """Return the results of the scenarios of a group, by rank."""
 
     def __init__(self, group, folder):
         self.folder = folder

@@ -1,4 +1,4 @@
-"""How a mismatch is judged: against the same graph in float64, element by element where something is not finite."""
+"""Judgment of a mismatch: comparison with the graph in float64, elementwise where results are not finite."""
 
 import pytest
 import torch

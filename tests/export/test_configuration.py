@@ -1,4 +1,4 @@
-"""The forms in which exports are written: half precisions, integers of four bits, and which outputs."""
+"""Forms of an export: FP16, BF16, INT4, and selected outputs."""
 
 import re
 

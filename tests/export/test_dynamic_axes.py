@@ -1,4 +1,4 @@
-"""``dynamic_axes``: which sides stay dynamic, what they are called, and sides that one name makes one."""
+"""``dynamic_axes``: the dims that stay dynamic, their names, and dims that share a name."""
 
 import numpy as np
 import onnxruntime as ort
@@ -15,7 +15,7 @@ def session(path):
 
 
 def sides(path):
-    """Return the sides of the inputs and outputs of a file by name."""
+    """Return the dims of the inputs and outputs of a file by name."""
     run = session(path)
     return {v.name: v.shape for v in (*run.get_inputs(), *run.get_outputs())}
 

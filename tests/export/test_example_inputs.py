@@ -1,4 +1,4 @@
-"""What an artifact is compared on where no example is left: copies keep none."""
+"""The inputs for comparing an artifact if no example is left, as in copies."""
 
 import copy
 
@@ -12,7 +12,7 @@ from clika_ref.export.example_inputs import choose_example
 
 
 class Embedded(nn.Module):
-    """Looks up rows whose numbers come as floats, of which draws may be negative or too great."""
+    """Looks up rows by float indices; random floats may be negative or too large for an index."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a module says of itself: each layer, what was planned for it, what it runs in, and why not in integers."""
+"""The explanation of a module: each layer with its planned precision, its real precision, and the reason for float."""
 
 import pytest
 import torch
@@ -177,7 +177,7 @@ def test_explanation_layer_unknown_to_runtime_missed(monkeypatch, said):
 
 
 class Mixed(nn.Module):
-    """A recurrent layer, a bilinear one and a sum over named sides before a linear one."""
+    """A recurrent layer, a bilinear layer and an einsum before a linear layer."""
 
     def __init__(self):
         super().__init__()

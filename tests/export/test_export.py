@@ -1,4 +1,4 @@
-"""``clika_export``: names, dynamic sides, files that appear whole or not at all, and the comparison afterwards."""
+"""``clika_export``: names, dynamic dims, complete files only, and the comparison afterwards."""
 
 import copy
 import os

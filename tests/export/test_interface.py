@@ -1,4 +1,4 @@
-"""The names of an artifact: the user's, wherever else they occur, and different ones where the user gives none."""
+"""The input and output names of an artifact: the user's, otherwise unique ones."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Each layer of a quantized graph run alone in its target: agreement (a) of the design, and who is at fault."""
+"""Each layer of a quantized graph, run alone in its target and compared, to find the faulty side."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How near two models are: what is counted of each output, and when they agree."""
+"""Agreement of two models: the statistics of each output, and the limits of agreement."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How much an artifact may lose against its graph: no more than the samples that were looked at explain."""
+"""The loss allowed between a quantized artifact and its graph, derived from the compared samples."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_compare_quantized_single_outlier_rejected(compiled):
 
 
 class Read(nn.Module):
-    """What is read is returned as it is, and read by a layer that becomes integers."""
+    """Returns a linear layer on the output of an LSTM, and the last hidden state."""
 
     def __init__(self):
         super().__init__()

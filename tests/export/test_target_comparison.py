@@ -1,4 +1,4 @@
-"""Targets side by side where some of them make nothing of the module: their rows say so, and the others stand."""
+"""Comparison of targets: one that cannot run the module has its reason in its row, and the others have results."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ TENSORRT, OPENVINO = DeploymentSettings_TensorRT_ONNX(), DeploymentSettings_Open
 
 
 def of_weights(bits, blocks=0):
-    """A module that holds its weights in few bits."""
+    """Return a module with low-bit weights."""
     settings = QuantizationSettings(
         prefer_weights_only_quantization=True,
         weights_num_bits=bits,

@@ -1,4 +1,4 @@
-"""Guards that the module checks and the artifact does not are named when it is exported."""
+"""An export names the guards that the module checks and the artifact does not."""
 
 import pytest
 import sympy

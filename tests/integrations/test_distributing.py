@@ -1,4 +1,4 @@
-"""What is trained by several processes, in one: nothing is divided, and what is no such thing is refused."""
+"""Distributed training with a single process: nothing is split, and unsupported objects are rejected."""
 
 import pytest
 from torch import nn

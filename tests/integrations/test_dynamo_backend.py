@@ -1,4 +1,4 @@
-"""The ``torch.compile`` backend: found by name, one graph for all sizes, options of both records, clear refusals."""
+"""The ``torch.compile`` backend: found by name, one graph for all sizes, its options, and its errors."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Adapters alone: small, under the names that other tools know, and merged for good."""
+"""State dicts of adapters: small, with the names that other tools use; and merging for good."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Adapters are attached beside layers that are named, train in place of all else, and are a part of the module."""
+"""Adapters attached to named layers: parts of the module, and its only trained parameters."""
 
 import copy
 import pickle

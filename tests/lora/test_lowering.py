@@ -1,4 +1,4 @@
-"""What exports make of adapters: merged into float weights, beside integers, which stay what they are."""
+"""Adapters in exports: merged into float weights, and separate next to quantized weights, which do not change."""
 
 import copy
 
@@ -32,7 +32,7 @@ def operators_in(artifact):
 
 
 def integers_in(artifact):
-    """Return the weights in integers, those of four bits unpacked, by their names without what counts them."""
+    """Return the quantized weights by name, INT4 ones unpacked."""
     found = {}
     for tensor in onnx.load(artifact.path).graph.initializer:
         if tensor.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.INT4) and len(tensor.dims) > 1:

@@ -1,4 +1,4 @@
-"""Models of transformers with adapters, float and in integers."""
+"""Models of transformers with adapters, in float and INT8."""
 
 import onnx
 import pytest

@@ -1,4 +1,4 @@
-"""Modules with adapters in files: what is loaded computes the same, and its adapters go on training."""
+"""Saved modules with adapters: the loaded module computes the same, and its adapters can be trained further."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Files of saved modules that are no such file, cut off, altered, newer or older, and what an interrupt leaves."""
+"""Invalid checkpoints: other formats, truncated, altered, newer, older; and files after an interrupt."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Saved modules: what is loaded computes, exports, trains and is quantized as what was saved, in few bytes."""
+"""Checkpoints: the loaded module computes, exports, trains and is quantized like the saved one, from a small file."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_clika_load_exports_same_bytes(case, tmp_path):
 
 
 class Positions(nn.Module):
-    """A sum that is gone before anything is written, whose name a sum of the written layer may bear."""
+    """A sum that a pass removes before the export; a sum in the lowered layer may get its name."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A compiled module and dtypes: another one than it was traced with is refused, as its casts are not in the graph."""
+"""Conversions of dtype: a module rejects dtypes that it was not traced with, since the graph lacks their casts."""
 
 import copy
 import pickle
@@ -37,7 +37,7 @@ def test_forward_after_dtype_cast_raises_with_remedy(module, dtype):
     with pytest.raises(ModelError, match=message):
         module(x)
     module.float()
-    torch.testing.assert_close(module(x), torch.ones(2, 4), rtol=1e-3, atol=0)  # 1e-12 beside a square of 1e-8
+    torch.testing.assert_close(module(x), torch.ones(2, 4), rtol=1e-3, atol=0)  # eps 1e-12, added to a square of 1e-8
 
 
 def loaded(module):

@@ -1,4 +1,4 @@
-"""What is decided, learned and loaded while the process makes tensors of another type than float32 by default."""
+"""Quantizing, training and loading with another default dtype than float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where modules compute: on a GPU where there is one, else on the CPU, and on a device that is emulated.
+"""The device of a module: a GPU if there is one, otherwise the CPU; and an emulated device.
 
 The emulated one refuses to mix its tensors with those of the CPU, as a GPU does: see ``emulated_device.py``.
 """
@@ -54,7 +54,7 @@ def test_device_tests_pass_on_emulated_device(tmp_path):
     options += ["-W", "ignore::UserWarning"]  # by PyTorch, of kernels of the CPU in place of others
     command = [sys.executable, "-m", "pytest", "-q", *options, __file__]
     paths = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja is beside python
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja is next to python
     env = {**os.environ, "CLIKA_REF_TEST_DEVICE": "emulated:0", "PYTHONPATH": paths, "PATH": programs}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tests.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

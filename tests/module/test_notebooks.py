@@ -1,4 +1,4 @@
-"""What is returned to users shows itself: as text, as HTML in notebooks, and as records that pandas takes."""
+"""Results of the interface as text, as HTML in notebooks, and as records for pandas."""
 
 import json
 import math

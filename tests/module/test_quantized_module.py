@@ -1,4 +1,4 @@
-"""A module in integers: compiled, run, exported, saved, trained on, and quantized again."""
+"""A quantized module: compiled, run, exported, saved, trained, and quantized again."""
 
 import copy
 import pickle
@@ -96,7 +96,7 @@ def test_clika_export_artifact_worse_than_graph_raises(module, tmp_path, monkeyp
 
 
 class Faulty(OnnxRuntime):
-    """ONNX Runtime, but for one layer, whose weights it takes with another sign."""
+    """ONNX Runtime, which negates the weights of one layer."""
 
     def compile(self, graph, path, **options):
         graph = graph.clone()
@@ -571,7 +571,7 @@ def test_prediction_table_bytes_match_file(tmp_path, dtype):
 
 
 class Tied(nn.Module):
-    """Three layers of one weight, whose last output is by far the most sensitive, and an embedding of it on wish."""
+    """Three layers with one weight; the last output is by far the most sensitive. On request an embedding shares it."""
 
     def __init__(self, *, embeds=False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The parts shared by ONNX targets: questions about equal calls are asked once."""
+"""Shared parts of ONNX targets: support of equal calls is queried once."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Graphs as ONNX models: names, scopes, symbolic sides, constants, and the errors of lowerings."""
+"""Graphs as ONNX models: names, scopes, symbolic dims, constants, and errors of lowerings."""
 
 import onnx
 import onnx_ir as ir

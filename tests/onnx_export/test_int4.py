@@ -1,4 +1,4 @@
-"""Two four-bit integers in a byte, and back."""
+"""Packing of two INT4 values in a byte, and unpacking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants of four bits and blocks of scales: what is written, and that the runtime reads what was meant."""
+"""INT4 constants with block scales: the written file, and the values that the runtime reads."""
 
 import onnx
 import pytest
@@ -16,7 +16,7 @@ X = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
 
 
 def product(*, bits, block_size, sampled=False):
-    """Return x[3, 32] times a weight of few bits, with a grid sampler behind it where asked for."""
+    """Return x[3, 32] times a low-bit weight, on request followed by a grid sampler."""
     g = Graph("few")
     build = Builder(g, REGISTRY.operators)
     x = g.add_input(TensorType(torch.float32, (3, 32)), "x")

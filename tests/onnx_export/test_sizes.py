@@ -1,4 +1,4 @@
-"""Size expressions as ONNX nodes compute what they mean in Python."""
+"""Size expressions as ONNX nodes compute the same as in Python."""
 
 import numpy as np
 import onnx
@@ -49,7 +49,7 @@ EXPRESSIONS = [
 
 
 def emitted(*sides):
-    """Return a function that computes the sides in ONNX from the lengths of an input x[a, b]."""
+    """Return a function that computes dims in ONNX from the sizes of an input x[a, b]."""
     op = OnnxBuilder()
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["a", "b"]))
     op.declare(x, TensorType(torch.float32, (A, B)))

@@ -1,4 +1,4 @@
-"""Calls that no plugin declares: torchlib lowers them, else PyTorch decomposes them, else all are reported."""
+"""Calls that no plugin declares: lowered by torchlib, otherwise decomposed by PyTorch, otherwise all reported."""
 
 import copy
 import pickle

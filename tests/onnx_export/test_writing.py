@@ -1,4 +1,4 @@
-"""ONNX files: one file or two, streamed weights, checked, and equal to what onnx itself would read and write."""
+"""ONNX files: with and without external data, streamed, checked, and equal to the files of onnx."""
 
 import weakref
 from functools import partial

@@ -1,4 +1,4 @@
-"""What the tests of pruning share: small models in which channels go together in each of the ways that there are."""
+"""Shared by the tests of pruning: small models, one for each kind of channel dependency."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ class Grouped(nn.Module):
 
 
 class Dense(nn.Module):
-    """Concatenations, of which one is cut again at other places, and padding with channels of zeros."""
+    """Concatenations, one of them split again at other indices, and padding with channels of zeros."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ class RepeatedHeads(Attention):
 
 
 class Encoder(nn.Module):
-    """PyTorch's own attention, with one weight for query, key and value, and heads along the side of the batch."""
+    """PyTorch's own attention, with one weight for query, key and value, and heads in the batch dim."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ class Shuffled(nn.Module):
 
 
 class Halved(nn.Module):
-    """Two gated linear units, of which the second weighs channels of a linear layer."""
+    """Two gated linear units; the second one scales the channels of a linear layer."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The four kinds of models that pruning is shown on: half of their channels or heads go, and the rest is exported."""
+"""Four kinds of models with half of their channels or heads removed, and their exports."""
 
 import pytest
 import torch

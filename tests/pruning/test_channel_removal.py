@@ -1,4 +1,4 @@
-"""Channels and heads that go together are found, and a graph without them computes what it did with zeros there."""
+"""Dependent channels and heads are found; the pruned graph computes the same as with zeros in their place."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def found_in(module, inputs):
 
 
 def with_zeros(found, gone):
-    """Return a clone in which layers multiply what is going to go by 0, and so miss it."""
+    """Return a clone in which layers multiply the units to remove by 0."""
     clone = found.graph.clone()
     for layer in found.layers.values():
         places = found.of(layer.x).get(layer.channel)

@@ -1,4 +1,4 @@
-"""Masks: what stays of a weight, that it stays so while it is trained and quantized, and what cannot be had."""
+"""Masks: the kept weights, masks during training and quantization, and unsupported requests."""
 
 import onnx
 import pytest
@@ -41,12 +41,12 @@ def compiled(settings, layers=None):
 
 
 def fits(weight, kept=2, of=4):
-    """Whether at most so many of every so many elements along side 1 are other than 0."""
+    """Whether at most ``kept`` of every ``of`` elements along dim 1 are nonzero."""
     return bool(((weight.movedim(1, -1).unflatten(-1, (-1, of)) != 0).sum(-1) <= kept).all())
 
 
 def written(path):
-    """Return the weight of the second convolution in a file, of which no node reads a mask."""
+    """Return the weight of the second convolution in a file, in which no node reads a mask."""
     graph = onnx.load(str(path)).graph
     assert not [node for node in graph.node if any("masks" in name for name in node.input)]
     (weight,) = [numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (8, 8, 3, 3)]

@@ -1,4 +1,4 @@
-"""Further kinds of models, whole: what goes of them is exported, and what stays says why."""
+"""Further whole models: the pruned part is exported, and the kept part has its reason."""
 
 import re
 
@@ -14,7 +14,7 @@ from clika_ref import PruningSettings, clika_compile
 
 
 class UNet(nn.Module):
-    """Concatenations of what was made on the way down with what a transposed convolution makes on the way up."""
+    """A small U-Net: concatenates early activations with the results of transposed convolutions."""
 
     def __init__(self, norm=nn.BatchNorm2d):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Channels are removed from a module that trains, saves, exports and quantizes as before; orders that make no sense."""
+"""A pruned module trains, saves, exports and quantizes as before; invalid orders of steps are rejected."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the outputs would miss is weighed on enough samples, however many of them a batch has."""
+"""Importance is estimated on enough samples, for any batch size."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Weights that several nodes read: one mask for all layers, and none where something else reads them."""
+"""Weights of several nodes: one mask for all layers, and no mask if another node reads them."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ class Tied(nn.Module):
 
 
 class BothWays(nn.Module):
-    """A convolution and its transposition, whose inputs lie along different sides of one weight."""
+    """A convolution and a transposed one, which share a weight and have their inputs along different dims of it."""
 
     def __init__(self):
         super().__init__()

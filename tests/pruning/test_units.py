@@ -1,4 +1,4 @@
-"""Units: what is merged goes together, crossings go with either of what they cross, and what is fixed stays."""
+"""Units: merged ones are removed together, crossings with any crossed unit, and fixed ones stay."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What tests of quantization share: the scheme of a target that runs two kinds of quantized layers, and a model."""
+"""Shared by tests of quantization: a scheme with two kinds of quantized layers, and a model."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Runs on data keep images in the order of memory that convolutions read fastest, and change no number by more."""
+"""Runs on data keep images in the memory format that is fastest for convolutions, with equal results up to rounding."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ def test_mac_counter_transposed_convolution():
 
 
 class Named(nn.Module):
-    """Multiplies by sums over named sides."""
+    """Multiplies by an einsum."""
 
     def __init__(self, equation, *shape):
         super().__init__()

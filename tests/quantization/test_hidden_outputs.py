@@ -1,4 +1,4 @@
-"""Outputs that tell little of what layers do: masked ones, integers, and what is picked of tables."""
+"""Outputs that hide the error of layers: masked ones, integers, and table look-ups."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LEAST = torch.finfo(torch.float32).min
 
 
 class Scores(nn.Module):
-    """Two layers, whose result is masked, or made something else of."""
+    """Two layers, followed by a function such as a mask."""
 
     def __init__(self, end):
         super().__init__()

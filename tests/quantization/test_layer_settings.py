@@ -1,4 +1,4 @@
-"""Settings of layers: which nodes a key names, which of several settings hold, and what an unknown key is told."""
+"""Layer settings: the nodes that a key matches, precedence, and the error for an unknown key."""
 
 import pytest
 import torch

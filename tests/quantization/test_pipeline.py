@@ -1,4 +1,4 @@
-"""The stages together: what the settings leave float and why, what is reported, and how far predictions hold."""
+"""The whole quantization pipeline: float layers with reasons, reports, and the accuracy of predictions."""
 
 import math
 import re

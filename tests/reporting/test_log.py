@@ -1,4 +1,4 @@
-"""The log of a compilation: what the file holds, what the console shows, and what failures leave."""
+"""The log of a compilation: the content of the file, the console output, and the log after a failure."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The standard logging: each message under the name of the module that tells it, and nothing printed twice."""
+"""Python's logging: each message has the logger of its module, and nothing is printed twice."""
 
 import logging
 import subprocess
@@ -61,7 +61,7 @@ def test_logging_without_handler_printed_once():
     """A message without a handler is printed once."""
     code = (
         "from clika_ref.reporting.log import CompilationLog\n"
-        "__name__ = 'clika_ref.pipeline'  # the module that tells it\n"
+        "__name__ = 'clika_ref.pipeline'  # the module of the message\n"
         "CompilationLog.open(None).warning('odd weights')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

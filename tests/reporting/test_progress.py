@@ -1,4 +1,4 @@
-"""``SimpleProgressBar``: what it yields, what it shows, and where it stays silent."""
+"""``SimpleProgressBar``: its items, its display, and the cases without a display."""
 
 import io
 import re

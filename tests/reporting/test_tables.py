@@ -1,4 +1,4 @@
-"""Tables: whole cells in a pipe, numbers to the right, nothing read as markup; sequences, records and HTML as well."""
+"""Tables: whole cells in a pipe, right-aligned numbers, no markup; as sequences, records and HTML."""
 
 import io
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The rules that no linter checks: sizes, names, where imports stand, and that nothing read is executed."""
+"""Rules that no linter checks: sizes, names, places of imports, and no execution of content that is read."""
 
 import ast
 import io
@@ -91,7 +91,7 @@ def long_function(path: str, source: str) -> Iterator[str]:
 
 
 LATE = {("clika_ref/api.py", "clika_ref.pipeline")}
-"""Imported where it is used: behind the road stand torch.export and sympy, a second to load."""
+"""Allowed imports inside functions: the pipeline imports torch.export and sympy, which takes a second."""
 
 
 def hidden_import(path: str, source: str) -> Iterator[str]:
@@ -161,7 +161,7 @@ LAYOUT = {
 
 
 def code_lines(source: str) -> int:
-    """Lines that hold code: no blank ones, no comments, no docstrings of whatever."""
+    """Count lines of code, without blank lines, comments and docstrings."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in LAYOUT:

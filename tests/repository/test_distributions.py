@@ -1,4 +1,4 @@
-"""What the distributions bring beside their code: that they are typed, and the files that they read."""
+"""The distributions contain their type markers and the data files that they read."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The documents: their commands exist, their links lead somewhere, their quotations are true, and each is in the site.
+"""The documents: existing commands, valid links, true quotations, and every page in the site.
 
 What their code does is in `test_fenced_blocks.py`.
 """
@@ -50,7 +50,7 @@ def fenced(text: str, language: str) -> list[str]:
 
 
 def below(document: Path, heading: str) -> str:
-    """What stands below a heading, up to the next one."""
+    """Return the text below a heading, up to the next one."""
     _, _, text = document.read_text(encoding="utf-8").partition(f"\n{heading}\n")
     return re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
 
@@ -98,7 +98,7 @@ def links_of(document: Path) -> list[str]:
 
 
 def anchors_of(document: Path) -> set[str]:
-    """What can be linked to in a document: its headings, and the objects that it shows."""
+    """Return the anchors of a document: its headings, and the documented objects."""
     text = document.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
@@ -321,7 +321,7 @@ def test_command_line_page_commands_run(tmp_path, monkeypatch):
     lines = [line for text in blocks(document, "console") for line in text.splitlines()]
     assert {shlex.split(line)[1] for line in lines} == {*cli.COMMANDS}
     for line in lines:
-        command, _, status = line.partition("  # ends with ")
+        command, _, status = line.partition("  # exit status ")
         result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
         assert result.exit_code == int(status or 0), f"{command}\n{result.output}"
 

@@ -1,4 +1,4 @@
-"""The examples run and show what they promise."""
+"""The examples run and print the results that they promise."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Every fenced block of the documents runs as it stands, page by page; the few that do not are listed with a reason."""
+"""Every fenced block of the documents runs unchanged, page by page; exceptions are listed with a reason."""
 
 from collections import Counter
 from pathlib import Path
@@ -16,13 +16,13 @@ NOT_RUN = {
 """By page and first line: what does not run, and why."""
 
 QUOTED = {"docs/example-plugin.md": "plugins/example/clika_ref_example"}
-"""Pages whose code stands word for word in files of a folder (`test_documents.py`), which are tested where they lie."""
+"""Pages with code that is compared with files of a folder (`test_documents.py`), which have tests of their own."""
 
 ELSEWHERE = {"docs/command-line.md"}
-"""Pages whose lines end with statuses that they state, and run in `test_documents.py`."""
+"""Pages with commands that state their exit status; they run in `test_documents.py`."""
 
 INTEGERS = {"README.md": "quantized.onnx", "docs/training.md": "trained.onnx", "docs/tutorial.md": "digits.onnx"}
-"""Pages that promise a file in integers, and its name."""
+"""Pages that promise a quantized file, and its name."""
 
 
 SLOW_PAGES = {
@@ -40,7 +40,7 @@ SLOW_PAGES = {
 
 
 def runs(block: Block) -> bool:
-    """Whether a block is to do what it says here."""
+    """Whether a block must run."""
     is_quoted = block.page in QUOTED and block.language == "python"
     return not is_quoted and block.page not in ELSEWHERE and (block.page, block.first) not in NOT_RUN
 

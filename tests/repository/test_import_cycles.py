@@ -1,4 +1,4 @@
-"""No module of ours imports itself by way of others, counting imports inside functions and by name."""
+"""No module imports itself through others, counting imports inside functions and by name."""
 
 import ast
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The distributions: what they state agrees, is what they use, and is what the documents say."""
+"""The distributions: consistent metadata, which matches their imports and the documents."""
 
 import ast
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Every public name stands in the API reference, and says what it is, in which shapes and units, and what it raises."""
+"""Every public name is in the API reference, with its meaning, shapes, units and errors."""
 
 import ast
 import dataclasses
@@ -24,15 +24,15 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs/api").glob("*.md"))
 
 ALIASES = {"ModelArgType", "AnyCallable"}
-"""Public names of types, whose meaning is what they stand for; a string below says more."""
+"""Public names of type aliases; the string below an alias is its docstring."""
 
 SHAPE = re.compile(
     r"``[\w.]*\[[^\]]*\]|\bshapes?\b|\bsides?\b|\bfor each\b|\bper input\b|\b0-d\b|\binputs of\b|\belement"
 )
-"""How a docstring says which sides a tensor has: in brackets, by its shape, or by what there is one of it for."""
+"""Ways in which a docstring states the dims of a tensor: in brackets, by its shape, or as one per item."""
 
 ELSEWHERE = "arguments mean what they mean to"
-"""How a docstring says which other one explains the arguments."""
+"""The phrase with which a docstring refers to another one for its arguments."""
 
 EXCUSED = {
     "clika_ref.compiled.lowering.quantize_for_target": {
@@ -49,7 +49,7 @@ UNITS = {
     r"sensitivity|threshold": r"\bshare\b|\bsquare\b|\bquantization_sensitivity_threshold\b|\bsensitiv",
     r"(^|_)rate$": r"\bshare\b",
 }
-"""By the names of parameters, fields and results: in which unit a docstring says that they are."""
+"""Units that a docstring must state, by the names of parameters, fields and results."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Public:
 
     @property
     def told(self) -> str:
-        """What is said of it, and of all methods of its class."""
+        """Its docstring, and that of its class."""
         return self.doc + (inspect.getdoc(self.owner) or "" if self.owner else "")
 
 
@@ -191,7 +191,7 @@ def test_public_functions_list_raised_errors(public, capsys):
 
 
 def is_told(error: str, text: str) -> bool:
-    """Whether a docstring lists an error, or the base of all that are ours."""
+    """Whether a docstring lists an error, or `ClikaError`."""
     return f"{error}:" in text or (error != "ValueError" and "ClikaError:" in text)
 
 
@@ -209,13 +209,13 @@ def test_public_functions_name_parameters(public, capsys):
 
 
 def is_named(parameter: str, text: str) -> bool:
-    """Whether a text says the name of a parameter, or the word for one or several of it."""
+    """Whether a text contains the name of a parameter, in singular or plural."""
     stem = parameter.strip("_").removesuffix("s").replace("_", "[_ ]")
     return re.search(rf"\b{stem}(?:s|es)?\b", text, re.IGNORECASE) is not None
 
 
 def parameters(p: Public) -> list[str]:
-    """The parameters of a function, or of what makes an instance, that has several, but for its receiver."""
+    """Return the parameters of a function or class with several of them, without ``self``."""
     if isinstance(p.found, property) or dataclasses.is_dataclass(p.found) or is_exception_or_enum(p.found):
         return []  # fields are looked at by themselves
     made = p.found.__init__ if inspect.isclass(p.found) else inspect.unwrap(p.found)
@@ -224,7 +224,7 @@ def parameters(p: Public) -> list[str]:
 
 
 def is_exception_or_enum(found: Any) -> bool:
-    """Whether something is made by Python's own rules."""
+    """Whether a class is an exception, an enumeration or a protocol."""
     return inspect.isclass(found) and issubclass(found, Exception | enum.Enum | Protocol)
 
 
@@ -262,5 +262,5 @@ def names_in(p: Public) -> list[str]:
 
 
 def around(p: Public) -> str:
-    """What is said of a public object, with what stands below its fields."""
+    """The docstring of a public object, with those of its fields."""
     return f"{p.doc}\n{inspect.getsource(p.found)}" if inspect.isclass(p.found) else p.doc

@@ -1,4 +1,4 @@
-"""What `make package` relies on: a file that a wheel lacks is told, and the README's way to an artifact is short."""
+"""The parts of `make package`: missing files of a wheel are reported, and the README's first example is short."""
 
 import zipfile
 

@@ -1,4 +1,4 @@
-"""What docs/report.md shows runs as it stands, and names the parts that a report has."""
+"""The example of docs/report.md runs unchanged, and the page names all parts of a report."""
 
 import re
 from pathlib import Path

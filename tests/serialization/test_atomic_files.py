@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: what failures, interrupts and full disks leave behind."""
+"""Files are complete or absent after failures, interrupts and full disks."""
 
 import errno
 import os
@@ -209,7 +209,7 @@ def test_write_atomically_permission_denied_raises(tmp_path, monkeypatch):
     def refuse(**_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)  # root, as whom tests may run, is refused by no mode
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)  # file modes do not restrict root, as which tests may run
     with (
         pytest.raises(
             ModelError,

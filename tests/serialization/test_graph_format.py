@@ -1,4 +1,4 @@
-"""A graph as JSON and back: everything survives, nothing that is read is executed, and damage is told from age."""
+"""Graphs as JSON: lossless, without executing content, and with different errors for damage and age."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""The names in saved files: those of the code and those that real modules write equal the pinned table."""
+"""The names in saved files: those in the code and in real modules equal the pinned table."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The options that switch algorithms: what they take, what they leave out, and what a time budget leaves out."""
+"""The options that switch algorithms: accepted values, omitted steps, and steps omitted by a time budget."""
 
 import pytest
 import torch

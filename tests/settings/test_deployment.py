@@ -1,4 +1,4 @@
-"""Settings of targets by name: those of plugins, however they are derived and whatever they have to be given."""
+"""Deployment settings by name: those of plugins, derived classes, and required arguments."""
 
 from dataclasses import dataclass
 from typing import ClassVar

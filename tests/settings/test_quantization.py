@@ -1,4 +1,4 @@
-"""Settings of quantization are checked as they are set, whenever that is."""
+"""Settings of quantization are checked on each assignment."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Settings as YAML: the record's schema, the way there and back, and what a file is told that is none."""
+"""Settings as YAML: clika-ace's schema, writing and reading, and errors for invalid files."""
 
 import dataclasses
 import re
@@ -70,7 +70,7 @@ def read(tmp_path):
 
 
 def refused(read, text):
-    """What a file is told that holds a text, without its path."""
+    """Return the error for a file with a given text, without its path."""
     with pytest.raises(ModelError) as caught:
         read(text)
     return re.sub(r"\S*clika.yaml", "clika.yaml", str(caught.value))
@@ -158,7 +158,7 @@ OTHERWISE = [
 
 
 def within(own):
-    """Return whole settings that have settings of a kind where these stand."""
+    """Return complete settings that contain the given ones."""
     if isinstance(own, LayerQuantizationSettings):
         return Settings(layer_settings={"a": LayerSettings(quantization_settings=own)})
     if isinstance(own, LayerPruningSettings):

@@ -1,4 +1,4 @@
-"""Which sizes were seen, as an artifact counts them: under its names, and only of calls that it takes."""
+"""Statistics of sizes, under the names of an artifact, and only of calls that it accepts."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Console output for mutation testing: one line per mutant as it finishes, then the kill rates."""
+"""Print the results of mutation testing: a line for each mutant as it finishes, then the kill rates."""
 
 from __future__ import annotations
 
@@ -20,70 +20,76 @@ MIN_KILL_RATES = {"quick": 0.97, "ci": 1.0, "nightly": 1.0}
 def run_mutants_and_show(
     words: Sequence[str], *, target: str, profile: str, seeds: int, workers: int, json_file: Path | None
 ) -> int:
-    """Run mutants, print the results, and return the exit status: 1 if a seed kills too few, else 0."""
+    """Run mutants, print the results, and return the exit status: 1 if a seed kills too few, else 0.
+
+    Args:
+        words: select mutants with one of these words in their name or change; all mutants if empty.
+        target: the target that the suite runs on.
+        profile: the profile of the suite.
+        seeds: number of seeds.
+        workers: number of worker processes.
+        json_file: file for the report as JSON; None to write none.
+    """
     console = result_console()
-    chosen = select_mutants(words)
-    killing = run_mutants(
-        chosen,
+    report = run_mutants(
+        select_mutants(words),
         target=target,
         profile=profile,
         seeds=range(seeds),
         workers=workers,
-        notice=lambda trial: show_result(trial, console),
+        notice=lambda result: show_result(result, console),
     )
     if json_file is not None:
-        json_file.write_text(json.dumps(killing.as_json(), indent=1), encoding="utf-8")
-    show_rates(killing, console)
-    return 0 if has_enough_kills(killing) else 1
+        json_file.write_text(json.dumps(report.as_json(), indent=1), encoding="utf-8")
+    show_rates(report, console)
+    return 0 if has_enough_kills(report) else 1
 
 
-def has_enough_kills(killing: KillReport) -> bool:
+def has_enough_kills(report: KillReport) -> bool:
     """Return whether each seed reaches the kill rate of the profile and every reproducer fails again."""
-    rates = [killing.count_kills(seed=seed) for seed in killing.seeds]
-    return all(n >= MIN_KILL_RATES[killing.profile] * of for n, of in rates) and not killing.failed_replays
+    counts = [report.count_kills(seed=seed) for seed in report.seeds]
+    min_rate = MIN_KILL_RATES[report.profile]
+    return all(killed >= min_rate * total for killed, total in counts) and not report.failed_replays
 
 
-def show_result(trial: MutantResult, console: Console) -> None:
+def show_result(result: MutantResult, console: Console) -> None:
     """Print the result of one mutant."""
-    name = f"seed {trial.seed}: {trial.mutant}"
-    if trial.task:
-        nodes = "" if trial.nodes is None else f", reduced to {trial.nodes} nodes"
-        by = f"{trial.task}: {trial.check}, check {trial.checks}, {format_duration(trial.seconds)}{nodes}"
-        console.print(f"{name} killed by {by}: {trial.verdict}", markup=False, soft_wrap=True)
-    elif trial.is_killed:
-        console.print(f"{name} killed as it ended the worker: {trial.verdict}", markup=False, soft_wrap=True)
+    name = f"seed {result.seed}: {result.mutant}"
+    if result.task:
+        nodes = "" if result.nodes is None else f", reduced to {result.nodes} nodes"
+        check = f"{result.task}: {result.check}, check {result.checks}, {format_duration(result.seconds)}{nodes}"
+        console.print(f"{name} killed by {check}: {result.verdict}", markup=False, soft_wrap=True)
+    elif result.is_killed:
+        console.print(f"{name} killed as it ended the worker: {result.verdict}", markup=False, soft_wrap=True)
     else:
-        text = f"{name} SURVIVED {trial.checks} checks in {format_duration(trial.seconds)}: {trial.change}"
+        text = f"{name} SURVIVED {result.checks} checks in {format_duration(result.seconds)}: {result.change}"
         console.print(text, style="red", markup=False, soft_wrap=True)
 
 
-def show_rates(killing: KillReport, console: Console) -> None:
+def show_rates(report: KillReport, console: Console) -> None:
     """Print the kill rates of each seed, the size of reduced graphs, and the number of successful replays."""
-    for seed in killing.seeds:
-        rates = ", ".join(
-            f"{name} {_format_share(killed, of)}"
-            for name, blind in MUTANT_GROUPS.items()
-            if (rate := killing.count_kills(seed=seed, blind=blind))[1]
-            for killed, of in [rate]
-        )
-        console.print(f"{killing.profile}, seed {seed}: killed {rates}", markup=False)
+    for seed in report.seeds:
+        counts = {name: report.count_kills(seed=seed, blind=blind) for name, blind in MUTANT_GROUPS.items()}
+        rates = [f"{name} {_format_share(killed, total)}" for name, (killed, total) in counts.items() if total]
+        console.print(f"{report.profile}, seed {seed}: killed {', '.join(rates)}", markup=False)
     for name, of_pass in (("operators", False), ("passes", True)):
-        median = killing.compute_median_nodes(of_pass=of_pass)
+        median = report.compute_median_nodes(of_pass=of_pass)
         if median is not None:
             console.print(f"reduced failing graphs of {name}: median {median:g} nodes", markup=False)
-    failed = killing.failed_replays
-    if killing.replayed:
-        again = _format_share(len(killing.replayed) - len(failed), len(killing.replayed))
-        count = len({trial.reproducer for trial in killing.trials if trial.reproducer})
-        killed, _ = killing.count_kills(seed=killing.seeds[0])
-        left = f"left a reproducer: {count} of {killed} that seed {killing.seeds[0]} killed"
-        console.print(f"{left}; failed again in a fresh process: {again}", markup=False)
-    for result in failed:
-        console.print(f"{result.task.subject}: {result.comparison.message}", style="red", markup=False, soft_wrap=True)
+    failed = report.failed_replays
+    if report.replayed:
+        first = report.seeds[0]
+        killed, _ = report.count_kills(seed=first)
+        count = len({result.reproducer for result in report.trials if result.reproducer})
+        repeated = _format_share(len(report.replayed) - len(failed), len(report.replayed))
+        text = f"left a reproducer: {count} of {killed} that seed {first} killed; failed again in a fresh process: "
+        console.print(f"{text}{repeated}", markup=False)
+    for replay in failed:
+        console.print(f"{replay.task.subject}: {replay.comparison.message}", style="red", markup=False, soft_wrap=True)
 
 
-def _format_share(part: int, of: int) -> str:
-    return f"{part} of {of} ({100 * part / of:.1f} %)"
+def _format_share(part: int, total: int) -> str:
+    return f"{part} of {total} ({100 * part / total:.1f} %)"
 
 
 def run_correct_targets_and_show(
@@ -104,13 +110,13 @@ def run_correct_targets_and_show(
     runs = run_correct_targets(
         targets, profile=profile, seeds=range(seeds), subjects=subjects, levels=levels, workers=workers
     )
-    alarms = 0
+    alarm_count = 0
     for run in runs:
         show_alarms(run, console)
-        alarms += len(run.record.failures)
+        alarm_count += len(run.record.failures)
         if run.record.is_abandoned:
             raise ClikaError(run.record.doubts[0])
-    return 1 if alarms else 0
+    return 1 if alarm_count else 0
 
 
 def show_alarms(run: CorrectTargetRun, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Samples that break their rules, put in place of those of an operator in every process of a run."""
+"""Invalid samples that replace those of an operator in every process of a run."""
 
 import random
 
@@ -15,7 +15,7 @@ SOURCES = {
 
 
 def put(suite, argument):
-    """Give an operator bad samples; ``argument`` is its name and what is wrong: ``celu raises``."""
+    """Give an operator bad samples; ``argument`` is its name and the fault: ``celu raises``."""
     name, _, fault = argument.partition(" ")
     suite.registry.operators[name].sampler = raising if fault == "raises" else drawing_from(SOURCES[fault])
     return suite

@@ -1,4 +1,4 @@
-"""Passes that are wrong, each in one way in which real ones were."""
+"""Faulty passes, each with one fault that a real pass had."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _scale_in_place(graph: Graph, _: Operators) -> None:
 
 
 def _turn_operands(graph: Graph, _: Operators) -> None:
-    """Swap the operands of a maximum, each time anew."""
+    """Swap the operands of a maximum in every run."""
     for node in graph.nodes:
         if node.op_type == "maximum" and node.inputs[0] is not node.inputs[1]:
             first, second = node.inputs
@@ -124,7 +124,7 @@ def _turn_operands(graph: Graph, _: Operators) -> None:
 
 
 def _freeze_sizes(graph: Graph, operators: Operators) -> None:
-    """Write the example of each dynamic side into the shapes of reshapes."""
+    """Write the example size of each dynamic dim into the shapes of reshapes."""
     examples = {name: symbol.example for name, symbol in graph.symbols.items() if symbol.example is not None}
     for node in graph.nodes:
         if node.op_type in {"squeeze", "unsqueeze", "reshape"} and not (
@@ -196,7 +196,7 @@ def _edit_attributes(graph: Graph, _: Operators) -> None:
 
 
 def _raise(graph: Graph, _: Operators) -> None:
-    """Fail on what it did not foresee."""
+    """Fail on an unexpected operator."""
     for node in graph.nodes:
         if node.op_type == "sigmoid" and len(node.output.uses) > 1:
             msg = "a sigmoid has one reader"
@@ -218,7 +218,7 @@ def _lie_about_types(graph: Graph, operators: Operators) -> None:
 
 @rule("erfc")
 def never(node: Node, build: Builder):
-    """Ask for what no graph holds."""
+    """A rule that never applies, since no graph contains its operator."""
     return Skip("never applies") if node.op_type == "erfc" else node.inputs[0]
 
 

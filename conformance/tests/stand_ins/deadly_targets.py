@@ -1,4 +1,4 @@
-"""Targets that end or stop the process that runs them."""
+"""Targets that end or stop their process."""
 
 import fcntl
 import os

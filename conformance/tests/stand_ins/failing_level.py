@@ -1,4 +1,4 @@
-"""A level whose check ends its worker as a fault of the suite does: with a status, not by a signal."""
+"""A level with a check that ends its worker like an error of the suite: with an exit status, without a signal."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Graphs to be judged, and their inputs."""
+"""Graphs with their inputs, for tests of the judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A level whose checks do what targets do at their worst; the subject of a task says which."""
+"""A level with checks that crash, hang or print; the subject of a task selects the behavior."""
 
 import fcntl
 import mmap

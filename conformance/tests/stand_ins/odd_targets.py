@@ -1,4 +1,4 @@
-"""Targets that are eager but for one fault: by name, or on graphs that hold some operator."""
+"""Eager targets with one fault, selected by name or by an operator of the graph."""
 
 from dataclasses import dataclass, field
 
@@ -121,7 +121,7 @@ def sevens(x):
 
 
 class Negating:
-    """Eager, whose results are ``-1 - y`` for graphs that hold an operator."""
+    """Eager, with the results ``-1 - y`` for graphs that contain an operator."""
 
     def __init__(self, kind):
         self.inner, self.kind = Identity(), kind

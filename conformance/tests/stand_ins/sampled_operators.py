@@ -1,4 +1,4 @@
-"""Operators of no plugin that the tests of drawing use, and the suite that runs them."""
+"""Operators of no plugin for the tests of drawing, and the suite that runs them."""
 
 from __future__ import annotations
 

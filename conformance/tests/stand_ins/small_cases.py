@@ -1,4 +1,4 @@
-"""Small cases, the suite on a target with a fault, and the scripts of reproducers."""
+"""Small cases, runs of the suite on a faulty target, and the scripts of reproducers."""
 
 import subprocess
 import sys

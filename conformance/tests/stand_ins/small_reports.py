@@ -1,4 +1,4 @@
-"""Small runs: results that passed and that failed, and records of them."""
+"""Small runs with passed and failed results, and their records."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""One call of an operator as a graph of its own, in eager PyTorch and in ONNX Runtime, compared in float64."""
+"""One call of an operator as a graph, in eager PyTorch and in ONNX Runtime, compared in float64."""
 
 from __future__ import annotations
 

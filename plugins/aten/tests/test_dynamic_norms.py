@@ -1,4 +1,4 @@
-"""Activations, norms, losses, distances and random tensors over sides known at run time only, which may be 0."""
+"""Activations, norms, losses, distances and random tensors with dynamic dims, of size 0 as well."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CASES = [
 
 
 def graph_of(op, operands, attrs, low=0):
-    """Return a graph of one call; each symbol, from ``low`` on, is read from the side where it first stands alone."""
+    """Return a graph of one call; each symbol is at least ``low``, and read from the first dim that equals it."""
     graph = Graph(op.name)
     values = []
     for operand in operands:

@@ -1,4 +1,4 @@
-"""Selection, reduction and creation over sides that are known at run time only: one artifact, several sizes."""
+"""Selection, reduction and creation with dynamic dims: one artifact, several sizes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bools(*shape: Any) -> TensorType:
 
 
 def ints(*shape: Any) -> TensorType:
-    """Positions, all of them 0 or, where they may count from the end, also -1: legal along every side."""
+    """Indices that are 0, or also -1 where indices may count from the end: valid along every dim."""
     return TensorType(torch.int64, shape)
 
 

@@ -1,4 +1,4 @@
-"""Convolution, products, attention, pooling, resampling and recurrence over sides known at run time only."""
+"""Convolution, products, attention, pooling, resampling and recurrence with dynamic dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowerings of tensors without elements: what eager says of nothing, which runtimes do not know."""
+"""Lowerings of tensors without elements give the results of eager, which runtimes do not define."""
 
 from __future__ import annotations
 

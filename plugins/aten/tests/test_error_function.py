@@ -1,4 +1,4 @@
-"""The error function in float64, for which ONNX Runtime has no kernel and one in float32 would lose half the digits."""
+"""The error function in float64: ONNX Runtime has only a float32 kernel, with half of the digits."""
 
 import math
 

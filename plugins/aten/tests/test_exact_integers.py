@@ -1,4 +1,4 @@
-"""Integers beyond 2 ** 53, which a runtime that computes them in float64 loses."""
+"""Integers beyond 2 ** 53, which a runtime loses if it computes them in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowerings where a formula that is right on paper loses its digits, or all of them, far from zero or close to it."""
+"""Lowerings at inputs far from zero or close to it, where a mathematically correct formula loses its digits."""
 
 from __future__ import annotations
 

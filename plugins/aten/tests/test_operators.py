@@ -1,4 +1,4 @@
-"""Every declared operator: its types, its lowering in ONNX Runtime, and its claims, over drawn calls."""
+"""Every declared operator over drawn calls: its types, its lowering in ONNX Runtime, and its traits."""
 
 from __future__ import annotations
 

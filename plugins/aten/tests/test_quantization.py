@@ -1,4 +1,4 @@
-"""``quantize`` and ``dequantize``: ties, ends, forms of PyTorch's calls, and what is refused."""
+"""``quantize`` and ``dequantize``: ties, limits, the forms of PyTorch's calls, and rejected calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random operators in ONNX Runtime: type, range and moments of what they draw, and that evaluation draws nothing."""
+"""Random operators in ONNX Runtime: type, range and moments, and no random numbers in eval mode."""
 
 from __future__ import annotations
 

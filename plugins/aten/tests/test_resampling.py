@@ -1,4 +1,4 @@
-"""Which elements nearest resampling takes where a factor and the size say different things."""
+"""The elements that nearest resampling selects if scale factor and output size disagree."""
 
 import pytest
 import torch

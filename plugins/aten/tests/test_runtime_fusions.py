@@ -1,4 +1,4 @@
-"""Calls beside others, where ONNX Runtime fuses or moves nodes: the whole computes what its parts do."""
+"""Adjacent calls that ONNX Runtime fuses or moves compute the same as the single calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls whose operands obey an order, which no description can draw: searches, bags; and elements at the edges."""
+"""Calls with ordered operands that samples cannot draw, such as searches and bags; and indices at the limits."""
 
 from __future__ import annotations
 

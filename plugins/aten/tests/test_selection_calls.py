@@ -1,4 +1,4 @@
-"""ATen's forms of selection, reduction, order and creation: what each becomes must do the same."""
+"""ATen's forms of selection, reduction, sorting and creation compute the same as the operators they become."""
 
 from __future__ import annotations
 

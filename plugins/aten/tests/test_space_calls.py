@@ -1,4 +1,4 @@
-"""ATen calls whose form differs from the operator's: what they become computes the same, or is refused."""
+"""ATen calls with another form than the operator compute the same as the operator, or are rejected."""
 
 from __future__ import annotations
 

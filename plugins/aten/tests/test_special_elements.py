@@ -1,4 +1,4 @@
-"""Activations, norms and losses at values and sizes that no description draws."""
+"""Activations, norms and losses at elements and sizes that samples do not draw."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_cosine_similarity_zero_and_huge_equal_eager():
 
 
 def of_unknown_length(op, *sides, **attrs):
-    """Return a graph of one call on a tensor whose first sides are ``n``."""
+    """Return a graph of one call on a tensor with ``n`` as its first dims."""
     graph = Graph(op.name)
     graph.symbols["n"] = Symbol("n", 1, None, SymbolSource("x", 0))
     x = graph.add_input(TensorType(torch.float32, sides), "x")
@@ -149,7 +149,7 @@ def test_emit_pdist_and_multinomial_of_dynamic_size_raise():
 
 
 def graph_with_sides(op, *shapes, **attrs):
-    """Return a graph of one call on tensors whose sides ``n`` are read from the last of them that has one."""
+    """Return a graph of one call on tensors with dims ``n``, read from the last tensor that has one."""
     graph = Graph(op.name)
     values = [graph.add_input(TensorType(torch.float32, shape), f"x{i}") for i, shape in enumerate(shapes)]
     for value in values:

@@ -1,4 +1,4 @@
-"""The tangent in float64, for which ONNX Runtime has no kernel, and an imprecise cosine where the tangent is large."""
+"""The tangent in float64: ONNX Runtime has no kernel, and its cosine is imprecise where the tangent is large."""
 
 import math
 

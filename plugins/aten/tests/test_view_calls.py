@@ -1,4 +1,4 @@
-"""ATen's forms of shaping, cutting and joining: what each becomes must do the same, for every length of its sides."""
+"""ATen's forms of reshaping, slicing and joining compute the same as the operators they become, for every size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every view: what its base becomes when the view is overwritten, against an eager write through the view."""
+"""Every view: an overwritten view changes its base as an eager write through the view does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def graph_of_write(case: Case, index: int, count: int, new: torch.Tensor) -> Gra
 
 
 def writes(name: str):
-    """Yield, for every drawn call and each of its results, what eager and what the graph make of a write to it."""
+    """Yield for each result of each drawn call the effects of a write to it, in eager and in the graph."""
     for seed in range(DRAWS):
         case = draw_case(OPERATORS[name], seed)
         results = case.eager()
@@ -73,7 +73,7 @@ def writes(name: str):
 
 
 def reaches_an_element_twice(case: Case) -> bool:
-    """Whether the view shows some element of its base in two places, so that a write through it has no one meaning."""
+    """Whether a view contains an element of its base twice, so that a write through it is ambiguous."""
     shown = case.op(torch.arange(case.operands[0].numel()).reshape(case.operands[0].shape), **case.attrs)
     return shown.numel() > shown.unique().numel()
 

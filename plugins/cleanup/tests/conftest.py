@@ -1,4 +1,4 @@
-"""What the tests of passes begin with; and their helper module, which this folder lets them import."""
+"""Shared fixtures of the tests of passes; lets them import the helper module of this folder."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Graphs drawn by hand, for the tests of passes."""
+"""Small hand-written graphs for the tests of passes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sketch:
         return self.build(op, *operands, **attrs)
 
     def input(self, *shape: Any, dtype: torch.dtype = torch.float32, name: str = "x") -> Value:
-        """Add an input; a side given as text is a dynamic one."""
+        """Add an input; a dim given as text is dynamic."""
         sides = tuple(make_symbol(side) if isinstance(side, str) else side for side in shape)
         value = self.graph.add_input(TensorType(dtype, sides), name)
         for dim, side in enumerate(shape):

@@ -1,4 +1,4 @@
-"""Batch norm folds into the layer before it, and into nothing that it must not."""
+"""A batch norm is folded into the layer before it, and only where the results stay equal."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What depends on constants only is computed beforehand, within limits; the stored graph keeps every parameter."""
+"""Nodes with constant operands are computed once, within limits; the stored graph keeps every parameter."""
 
 import pytest
 import torch

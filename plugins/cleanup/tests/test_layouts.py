@@ -1,4 +1,4 @@
-"""The operators said to compute alike in any order of sides do so, over drawn calls."""
+"""Operators declared as independent of the order of dims are so, over drawn calls."""
 
 import random
 

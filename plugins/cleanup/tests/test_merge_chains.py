@@ -1,4 +1,4 @@
-"""Chains of moves and casts become one call, or none; casts that lose something stay."""
+"""Chains of moves and casts become one call, or none; lossy casts stay."""
 
 import itertools
 
@@ -133,7 +133,7 @@ def extremes(dtype):
 
 
 PACKED = [("unsqueeze", {"dim": 0}), ("permute", {"dims": (-2, 1, 2, 0, 4)}), ("squeeze", {"dims": (-2,)})]
-"""How attention takes query, key and value apart."""
+"""The calls that split query, key and value in attention."""
 
 
 @pytest.mark.parametrize("shape", [(5, 2, 3, 4), ("s", "b", 3, 4)], ids=str)

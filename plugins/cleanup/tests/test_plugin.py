@@ -1,4 +1,4 @@
-"""The passes together: what the plugin offers, in which order, and in how many steps."""
+"""All passes together: their names, their order, and the number of runs."""
 
 import sys
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def star(length: int) -> Sketch:
 
 
 def wide(length: int) -> Sketch:
-    """Return one region of nodes that compute alike in any order of sides."""
+    """Return a region of nodes that compute the same in any order of dims."""
     sketch = Sketch()
     x = sketch("permute", sketch.input(2, 3, 4, 5), dims=(0, 2, 3, 1))
     for i in range(length):

@@ -1,4 +1,4 @@
-"""Permutes meet and vanish where that takes fewer of them, and stay where it does not."""
+"""Permutes are moved and cancelled if that reduces their number, and stay otherwise."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Dead nodes go; whatever an output, a state entry or a symbol needs stays."""
+"""Dead nodes are removed; nodes that an output, a state entry or a symbol needs stay."""
 
 import pytest
 import sympy

@@ -1,4 +1,4 @@
-"""``detach`` and ``overwritten`` go from the clone that is lowered, never from the stored graph."""
+"""``detach`` and ``overwritten`` are removed from the lowered clone, never from the stored graph."""
 
 import torch
 from clika_ref_cleanup.plugin import clika_ref_passes

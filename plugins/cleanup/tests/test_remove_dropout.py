@@ -1,4 +1,4 @@
-"""Dropout goes where it drops nothing, and stays in training mode."""
+"""Dropout is removed in eval mode, and stays in training mode."""
 
 import pytest
 from clika_ref_cleanup.remove_dropout import RemoveDropout

@@ -19,12 +19,12 @@ from clika_ref_cli.exit_status import MisuseError
 
 
 def import_lazily(name: str) -> Any:
-    """Import a module of this package on first use: torch takes a second to import, and ``--help`` need not wait."""
+    """Import a module of this package when a command runs, so that ``--help`` does not wait a second for torch."""
     return importlib.import_module(f"clika_ref_cli.{name}")
 
 
 def seed_all(seed: int) -> None:
-    """Seed the random number generator for weights and inputs.
+    """Seed PyTorch's random number generator, for weights and inputs.
 
     Raises:
         MisuseError: the seed has more than 64 bits.
@@ -44,40 +44,41 @@ def show_spinner(activity: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def show_progress(activity: str, items: Iterable[Any]) -> Iterable[Any]:
-    """Iterate with a progress bar on stderr; silent if stderr is no terminal."""
+    """Return the items, with a progress bar on stderr during iteration; silent if stderr is no terminal."""
     return SimpleProgressBar(items, activity, disable=not progress_console().is_terminal)
 
 
 @contextlib.contextmanager
 def divert_stdout(*, applies: bool = True) -> Iterator[None]:
-    """Redirect prints of models and libraries in the block to stderr, since stdout contains only the result."""
+    """Redirect stdout to stderr in the block, for prints of models and libraries: stdout contains only the result."""
     with contextlib.redirect_stdout(sys.stderr) if applies else contextlib.nullcontext():
         yield
 
 
 def print_result(result: object, data: Any, *, as_json: bool) -> None:
-    """Print a result: its ``str`` for people, or plain data as JSON."""
+    """Print a result as text by ``str``, or its plain ``data`` as JSON."""
     if as_json:
         print_json(data)
     else:
         typer.echo(str(result))
 
 
-def describe_file(path: Path) -> str:
-    """Return the line to print for a written file: its path and size."""
-    return f"{path}  {format_size(path.stat().st_size)}"
+def print_json(data: Any) -> None:
+    """Print plain data as JSON; NaN and infinities become null."""
+    typer.echo(json.dumps(_to_json_data(data), indent=2, allow_nan=False))
 
 
-def print_json(result: Any) -> None:
-    """Print a result as JSON; NaN and infinities become null."""
-    typer.echo(json.dumps(_to_plain_data(result), indent=2, allow_nan=False))
-
-
-def _to_plain_data(item: Any) -> Any:
+def _to_json_data(item: Any) -> Any:
+    """Convert mappings, sequences, floats and paths to types that JSON has."""
     if isinstance(item, Mapping):
-        return {str(name): _to_plain_data(value) for name, value in item.items()}
+        return {str(name): _to_json_data(value) for name, value in item.items()}
     if isinstance(item, Sequence) and not isinstance(item, str):
-        return [_to_plain_data(value) for value in item]
+        return [_to_json_data(value) for value in item]
     if isinstance(item, float):
         return item if math.isfinite(item) else None
     return str(item) if isinstance(item, Path) else item
+
+
+def describe_file(path: Path) -> str:
+    """Return the line to print for a written file: its path and size."""
+    return f"{path}  {format_size(path.stat().st_size)}"

@@ -15,7 +15,7 @@ SOURCE = '''
 import torch
 
 class Net(torch.nn.Module):
-    """Two layers, whose model talks on stdout."""
+    """A model of two layers that prints to stdout."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The command line as a process of its own: interrupted, in a pipe, and on a terminal."""
+"""The command line in a process: interrupts, pipes, and a terminal."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def started(folder, *words, before="", **how):
 
 
 def interrupted(folder, *words, before="", number=signal.SIGINT):
-    """Start a command, send it a signal in the middle of what it does, and return its status and what it said."""
+    """Start a command, send it a signal while it works, and return its status and its output."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(folder, *words, before=before, **pipes) as process:
         while not (folder / "started").exists() and process.poll() is None:

@@ -1,4 +1,4 @@
-"""What the author of a plugin would test: the operator over its samples, the pass and its near misses, the target."""
+"""Tests that the author of a plugin writes: the operator on its samples, the pass with near misses, the target."""
 
 import random
 

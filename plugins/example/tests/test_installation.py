@@ -1,4 +1,4 @@
-"""Installed by pip and removed again: entry points of the example come and go, and nothing outside it changes."""
+"""The example is installed and removed by pip: its entry points appear and disappear, and nothing else changes."""
 
 import hashlib
 import json
@@ -78,7 +78,7 @@ def files_outside():
 @pytest.mark.slow
 def test_pip_install_and_uninstall_change_example_only(environment, tmp_path):
     """pip adds and removes the example, and nothing outside of its folder changes."""
-    source = tmp_path / "example"  # building leaves files beside the source
+    source = tmp_path / "example"  # a build leaves files next to the source
     shutil.copytree(FOLDER, source, ignore=shutil.ignore_patterns("tests", "build", "*.egg-info", "__pycache__"))
     files, names, (before, nowhere) = files_outside(), environment.names(), environment.plugins()
     assert len(files) > 100

@@ -1,4 +1,4 @@
-"""The fourth target: a stranger's file of eighty lines, which is all there is of it."""
+"""A fourth target in one file of eighty lines."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What ONNX Runtime is said to run in integers, and why not the rest: read from files in which one thing is missing."""
+"""Explained INT8 nodes of ONNX Runtime, and the reasons for float, read from files with one missing part each."""
 
 from dataclasses import replace
 

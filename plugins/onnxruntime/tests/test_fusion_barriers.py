@@ -1,4 +1,4 @@
-"""What is written so that ONNX Runtime does not fuse it, and the numbers and kernels that come of it."""
+"""Nodes that are written so that ONNX Runtime does not fuse them: their results and kernels."""
 
 import onnx
 import onnxruntime
@@ -10,7 +10,7 @@ from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings,
 
 
 def optimized_kinds(path, folder, **sides):
-    """Return the operators of the graph that the runtime makes of a file, some of its sides being fixed."""
+    """Return the operators in the optimized graph of a file, with some dims fixed."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     for name, side in sides.items():

@@ -1,4 +1,4 @@
-"""What ONNX Runtime has no kernel for is refused before anything is written, and nothing else is."""
+"""Nodes without a kernel in ONNX Runtime are rejected before a file is written, and no others are."""
 
 import onnx.defs
 import pytest
@@ -28,7 +28,7 @@ LISTED = {
 
 
 def registered():
-    """Return what the installed runtime lacks of what the standard allows, in the form of the list."""
+    """Return the dtypes of the standard for which the installed runtime has no kernel, in the form of the list."""
     kernels = [k for k in runtime.get_all_opkernel_def() if k.provider == "CPUExecutionProvider" and not k.domain]
     missing = {}
     for name in sorted({s.name for s in onnx.defs.get_all_schemas() if not s.domain}):

@@ -1,4 +1,4 @@
-"""How long ONNX Runtime says that nodes take: joined to the nodes of a graph, whatever its optimizations call them."""
+"""Times of ONNX Runtime's profiler are joined to the nodes of a graph, under names of its optimizations as well."""
 
 import json
 
@@ -18,7 +18,7 @@ X = torch.randn(4, 16, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 class Residual(nn.Module):
-    """Convolutions whose names the optimizations change: they compute in blocks of channels, or in integers."""
+    """Convolutions that the optimizations rename: they compute in blocks of channels, or in INT8."""
 
     def __init__(self):
         super().__init__()

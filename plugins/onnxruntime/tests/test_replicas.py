@@ -1,4 +1,4 @@
-"""The formulas by which the target says what it computes: ONNX Runtime computes that, and eager does not."""
+"""The declared formulas of ONNX Runtime's kernels: the runtime computes them, and eager does not."""
 
 import math
 

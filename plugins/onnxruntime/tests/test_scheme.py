@@ -1,4 +1,4 @@
-"""The scheme of ONNX Runtime: whatever is planned in integers runs in integers, and computes what the graph says."""
+"""The scheme of ONNX Runtime: layers planned in INT8 run in INT8, and compute the results of the graph."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ TARGET = REGISTRY.targets["onnxruntime"]
 
 
 class Chain(nn.Module):
-    """A layer, and what comes behind it, as a function of the layer's result and the input."""
+    """A layer, followed by a function of its result and the input."""
 
     def __init__(self, layer, behind=lambda y, x: y):
         super().__init__()
@@ -35,7 +35,7 @@ class Chain(nn.Module):
 
 
 def quantized(module, x, folder, scheme=TARGET.scheme):
-    """Return the graph in integers, its placement, what the runtime made of the file, and its result on ``x``."""
+    """Return the quantized graph, its placement, the optimized graph of the runtime, and its result on ``x``."""
     graph = clika_compile(module.eval(), tracing_inputs=[x]).graph.clone()
     lower(graph, REGISTRY, TARGET)
     calibration = Calibration(graph)

@@ -1,4 +1,4 @@
-"""The target ``onnxruntime``: what it writes, loads, runs and refuses, and what it says where it cannot."""
+"""The target ``onnxruntime``: files that it writes, loads, runs and rejects, and its messages."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_unsupported_reason_bfloat16_math_but_not_moves():
 
 
 def quantized_product(kind, axis, *, activation=True):
-    """Return a product of x[2, 4] and w[4, 4], whose scales lie along a side of it."""
+    """Return a product of x[2, 4] and w[4, 4], with scales along a dim of w."""
     g = Graph("product")
     build = Builder(g, OPERATORS)
     x = g.add_input(TensorType(torch.float32, (2, 4)), "x")

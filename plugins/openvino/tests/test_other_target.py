@@ -1,4 +1,4 @@
-"""One calibration for all targets: a module quantized for one is exported for another without the user's data."""
+"""One calibration for all targets: a module quantized for one target is exported for another without data."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The scheme of OpenVINO: whatever is planned in integers runs in integers, and computes what the module does."""
+"""The scheme of OpenVINO: layers planned in INT8 run in INT8, and compute the results of the module."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from clika_ref.core.errors import ModelError
 
 
 class Chain(nn.Module):
-    """A layer, and what comes behind it, as a function of the layer's result and the input."""
+    """A layer, followed by a function of its result and the input."""
 
     def __init__(self, layer, behind=lambda y, x: y):
         super().__init__()
@@ -102,7 +102,7 @@ def test_explain_renamed_output_layer_runs_in_int8(tmp_path):
 
 
 class Attention(nn.Module):
-    """One head that attends to what a mask lets it, and to what lies before where there is none."""
+    """Attention with one head, with a given mask, or with a causal mask by default."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""OpenVINO as a target: both forms of file, what it refuses, and what it says where it cannot."""
+"""The target ``openvino``: both file formats, files that it rejects, and its messages."""
 
 import subprocess
 import sys

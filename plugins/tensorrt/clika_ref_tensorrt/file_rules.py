@@ -8,9 +8,9 @@ import numpy as np
 
 from clika_ref_tensorrt.node_schemas import find_malformed_nodes
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.outline import find_malformed_constants, validation_error
 from clika_ref_tensorrt.own_operators import CHECKED_DOMAINS, ONNX_DOMAINS, is_known
 from clika_ref_tensorrt.rule_book import Violations, rule
+from clika_ref_tensorrt.stripped_model import find_malformed_constants, validation_error
 
 SUPPORTED_OPSETS = range(9, 26)
 MAX_TOP_K = 3840
@@ -77,7 +77,7 @@ def _(file: OnnxFile) -> Violations:
         return
     for reason in find_malformed_constants(file.model):
         yield None, reason
-    if reason := validation_error(file.outline) or file.inference[1]:
+    if reason := validation_error(file.stripped_model) or file.inference[1]:
         yield None, f"ONNX rejects it: {reason}"
 
 

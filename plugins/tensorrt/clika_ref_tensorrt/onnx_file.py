@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.outline import convert_elements, expand_elements, infer_types, make_outline, read_elements
 from clika_ref_tensorrt.own_operators import (
     CHECKED_DOMAINS,
     DEQUANTIZE,
@@ -19,6 +18,13 @@ from clika_ref_tensorrt.own_operators import (
     QUANTIZE,
     QUANTIZED_TYPE_ATTRIBUTE,
     graphs_of,
+)
+from clika_ref_tensorrt.stripped_model import (
+    convert_elements,
+    expand_elements,
+    infer_types,
+    read_elements,
+    strip_constants,
 )
 
 T = TypeVar("T")
@@ -87,14 +93,14 @@ class OnnxFile:
         return own if self.enclosing is None else ChainMap(own, self.enclosing.compute_once(look))
 
     @cached_property
-    def outline(self) -> onnx.ModelProto:
-        """The file without its weights."""
-        return make_outline(self.model, self.folder)
+    def stripped_model(self) -> onnx.ModelProto:
+        """The model without its large constants."""
+        return strip_constants(self.model, self.folder)
 
     @cached_property
     def inference(self) -> tuple[onnx.GraphProto, str]:
         """The main graph with inferred types, and the reason if ONNX rejects them."""
-        return infer_types(self.outline)
+        return infer_types(self.stripped_model)
 
     @cached_property
     def inferred(self) -> onnx.GraphProto:

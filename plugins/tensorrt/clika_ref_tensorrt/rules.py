@@ -23,9 +23,9 @@ from clika_ref_tensorrt import (
     value_type_rules,
 )
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.outline import inline_functions
 from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, separate_own_operators
 from clika_ref_tensorrt.rule_book import FILE_RULES, GRAPH_RULES, Check
+from clika_ref_tensorrt.stripped_model import inline_functions
 
 RULE_MODULES = (file_rules, quantized_type_rules, placement_rules, scale_rules, unweighted_rules, value_type_rules)
 """Modules that declare rules on import."""

@@ -1,4 +1,4 @@
-"""Graphs that break no rule."""
+"""Graphs that violate no rule."""
 
 from functools import partial
 

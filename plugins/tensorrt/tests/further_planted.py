@@ -1,4 +1,4 @@
-"""Faults and correct graphs near them that a second reader of the rules thought of, in the form of `planted.py`."""
+"""Faults and similar correct graphs that a second reader of the rules found, in the form of `planted.py`."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ AXIS = helper.make_attribute("axis", 0)
 
 
 def of_two(operator, *other, **attributes):
-    """A quantized value and a constant, or another quantized value, and what is computed of both, quantized too."""
+    """A quantized tensor and a constant or another quantized tensor, and a quantized result of both."""
     sketch = Sketch()
     one = sketch.quantized(sketch.input("x", 4, 32))
     other = sketch.constant("other", other, 0.5) if other else sketch.quantized(sketch.input("y", 4, 32))
@@ -46,7 +46,7 @@ def norm_by_hand(pair_behind):
 
 
 def reshaped(length):
-    """A reshape to as many sides as an input is long."""
+    """A reshape with as many dims as an input has elements."""
     sketch = Sketch()
     inputs = sketch.input("x", 4, 32), sketch.input("sizes", length, kind=Kind.INT64)
     return sketch.model(sketch.node("Reshape", "out", *inputs))
@@ -93,7 +93,7 @@ def padded(*filler, **attributes):
 
 
 def joined_twice(odd=None):
-    """What is joined to what was joined before, all of one scale but perhaps one."""
+    """Nested concatenations with one scale, except for at most one operand."""
     sketch = Sketch()
     a, b, c = (sketch.quantized(sketch.input(name, *IMAGE)) for name in "abc")
     inner = sketch.node("Concat", "inner", a, b, axis=1)
@@ -103,7 +103,7 @@ def joined_twice(odd=None):
 
 
 def tied():
-    """A weight that two layers read, each with scales along its own side."""
+    """A weight of two layers, each with scales along another dim."""
     sketch = Sketch()
     x = sketch.quantized(sketch.input("x", 4, 32))
     product = sketch.node("MatMul", "product", x, sketch.weight("w", 32, 32, channels=32, axis=1))
@@ -115,7 +115,7 @@ def tied():
 
 
 def turned_and_flattened():
-    """A weight with scales along a side that comes first, and stays so."""
+    """A weight with scales along a dim that a transpose moves to the front, and a reshape keeps there."""
     sketch = Sketch()
     w = sketch.node("Transpose", "turned", sketch.weight("w", 4, 32, 8, channels=32, axis=1), perm=[1, 0, 2])
     w = sketch.node("Reshape", "flat", w, sketch.constant("sizes", [2], [32, 32], Kind.INT64))
@@ -135,7 +135,7 @@ def pooled_whole():
 
 
 def in_a_function(zero=0):
-    """The perceptron, whose first pair is a local function."""
+    """The perceptron with a local function as its first Q/DQ pair."""
     model = given(perceptron(), "x_zero", zero, Kind.INT8)
     nodes = [node("QuantizeLinear", "a s z", "q"), node("DequantizeLinear", "q s z", "b")]
     opsets = [helper.make_opsetid("", 17)]
@@ -174,7 +174,7 @@ def integers_gathered():
 
 
 def float_residual():
-    """A convolution of floats, to which is added what is rounded for a convolution in integers."""
+    """A float convolution, added to a tensor that is quantized for an INT8 convolution."""
     sketch = Sketch()
     relu = sketch.node("Relu", "relu", sketch.input("x", *IMAGE))
     sketch.node("Conv", "side", sketch.quantized(relu), sketch.weight("w", 16, 16, 1, 1))
@@ -183,13 +183,13 @@ def float_residual():
 
 
 def wide_scale(scale):
-    """The perceptron in float16, whose first scale is a float of 32 bits that is cast."""
+    """The perceptron in float16; its first scale is cast from float32."""
     model = given(perceptron(Kind.FLOAT16, opset=19), "wide", scale)
     return computed(model, node("Cast", "wide", "x_scale", to=Kind.FLOAT16))
 
 
 def moved_scale(operator, scales, *sides):
-    """The convolution, whose weight's scales are moved, or repeated, from a constant."""
+    """The convolution with weight scales that are moved or expanded from a constant."""
     model = given(given(convolution(), "held", 0.05, shape=scales), "sides", sides, Kind.INT64, [len(sides)])
     return computed(model, node(operator, "held sides", "w_scale"))
 

@@ -1,4 +1,4 @@
-"""What tests of TensorRT compile."""
+"""Networks that the tests of TensorRT compile."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from clika_ref import (
 
 
 class Net(nn.Module):
-    """What rules speak of: residuals, one of them projected, what is joined, a transposed convolution, a linear one."""
+    """A network with the layers of the rules: residuals, concatenations, a transposed convolution, a linear layer."""
 
     def __init__(self):
         super().__init__()

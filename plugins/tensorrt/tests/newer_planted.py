@@ -1,4 +1,4 @@
-"""Faults and correct graphs near them: TensorRT's own operators, few bits, newer operators, and stale types."""
+"""Faults and similar correct graphs: TensorRT's own operators, low-bit weights, newer operators, and stale types."""
 
 from functools import partial
 
@@ -159,4 +159,4 @@ UNKNOWN_TO_ONNX = {
     "stale shapes": lambda: with_stale_types(convolution(), relu=[1, 2], conv=[7], norm=[4, 16, 9, 9]),
     "stale type in a branch": with_stale_branch,
 }
-"""What ONNX refuses, and TensorRT takes."""
+"""Graphs that ONNX rejects and TensorRT accepts."""

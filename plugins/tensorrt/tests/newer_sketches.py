@@ -1,4 +1,4 @@
-"""Graphs of TensorRT's own operators, of few bits, of newer operators, and with stale types."""
+"""Graphs of TensorRT's own operators, low-bit weights and newer operators, and with stale types."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from sketches import IMAGE, Sketch, blockwise, branches, convolution, filled, no
 
 
 def own(model, **names):
-    """Quantizers and their inverses become those of TensorRT's own, whose name says the type."""
+    """Replace quantizers and dequantizers by TensorRT's own ones, which have the type in their names."""
     for one in model.graph.node:
         if one.op_type in names:
             one.op_type, one.domain = names[one.op_type], "trt"
@@ -55,7 +55,7 @@ def nvfp4(block=16, is_dynamic=True, is_held=True):
 
 
 def mxfp8(block=32, integers=Kind.FLOAT8E4M3FN, scale=Kind.FLOAT8E8M0):
-    """A product with a weight in float8, whose scales of blocks are exponents alone."""
+    """A product with a float8 weight and exponent-only block scales."""
     sketch = Sketch()
     scales = sketch.constant("w_scales", [64 // block, 64] if block else [], 2.0, scale)
     w = sketch.constant("w", [64, 64], 1.0, integers)
@@ -110,7 +110,7 @@ def with_stale_branch():
 
 
 def attention(missing=""):
-    """The attention of opset 23, of which query, key and value are quantized, but for one perhaps."""
+    """The Attention of opset 23 with quantized query, key and value, except for at most one of them."""
     sketch = Sketch()
     inputs = [sketch.input(name, 1, 4, 8, 16) for name in "qkv"]
     inputs = [x if x == missing else sketch.quantized(x) for x in inputs]
@@ -126,7 +126,7 @@ def einsum(equation="bik,kj->bij", axis=1, quantized=True):
 
 
 def moved(operator, *others, **attributes):
-    """The pair of an input, what moves it, and the product that reads it."""
+    """The Q/DQ pair of an input, the operators that move it, and the product that reads it."""
     sketch = Sketch()
     x = sketch.quantized(sketch.input("x", 4, 32))
     others = [sketch.constant(f"at{number}", *other, Kind.INT64) for number, other in enumerate(others)]
@@ -135,7 +135,7 @@ def moved(operator, *others, **attributes):
 
 
 def cast_behind(*tensors):
-    """The perceptron in float16, whose scales are floats of 32 bits: a Cast stands behind each pair."""
+    """The perceptron in float16 with float32 scales: a Cast follows each pair."""
     model = perceptron(Kind.FLOAT16, opset=19)
     for tensor, consumer in (("w_DQ", "gemm"), ("v_DQ", "matmul")):
         scale = f"{tensor[0]}_scale"
@@ -153,7 +153,7 @@ def cast_behind(*tensors):
 
 
 def scaled_sizes(data=""):
-    """A size that is halved in float64, and data beside it."""
+    """A size that is halved in float64, next to data."""
     sketch = Sketch()
     x = sketch.input("x", "n", 32)
     half = sketch.constant("half", [], 0.5, Kind.DOUBLE)
@@ -185,7 +185,7 @@ def int4_beside_float8():
 
 
 def in_a_loop(axis=0, zero=0):
-    """A loop, in which a convolution reads what is quantized there."""
+    """A loop with a quantized convolution in its body."""
     held = {"x_scale": 0.05, "x_zero": zero, "w": 0.2, "w_scale": 0.05, "w_zero": 0}
     shapes = {"w": [16, 16, 1, 1], "w_scale": [16], "w_zero": [16]}
     constants = [filled(n, Kind.INT8 if "zero" in n else Kind.FLOAT, shapes.get(n, []), v) for n, v in held.items()]
@@ -236,7 +236,7 @@ def quantized_again(scale=0.05):
 
 
 def scaled_up():
-    """A Resize between pairs of one scale, whose result a layer reads, and a Concat."""
+    """A Resize between Q/DQ pairs of one scale; a layer and a Concat read its result."""
     sketch = Sketch()
     x, scales = sketch.quantized(sketch.input("x", *IMAGE)), sketch.constant("scales", [4], [1, 1, 2, 2])
     sketch.nodes.append(helper.make_node("Resize", [x, "", scales], ["up"], "up", mode="nearest"))
@@ -263,7 +263,7 @@ def heads():
 
 
 def dynamic_float8():
-    """An input in float8, whose type an attribute says, and that an inverse in TensorRT's domain reads."""
+    """A float8 input with its type in an attribute, read by a dequantizer in TensorRT's domain."""
     sketch = Sketch(target=Kind.FLOAT8E4M3FN)
     types = {"output_type": Kind.FLOAT8E4M3FN, "scale_type": Kind.FLOAT}
     sketch.nodes.append(node("TRT_DynamicQuantize", sketch.input("x", 4, 64), "x_Q s", domain="trt", **types))
@@ -272,7 +272,7 @@ def dynamic_float8():
 
 
 def of_a_plugin(kind):
-    """What a plugin makes is quantized; its type is stated in the file, and nowhere else."""
+    """The output of a plugin is quantized; only the file states its type."""
     sketch = Sketch()
     y = sketch.quantized(sketch.node("Region_TRT", "y", sketch.input("x", 4, 32), domain="trt"))
     model = sketch.model(sketch.node("MatMul", "out", y, sketch.weight("w", 32, 32)), shape=[4, 32])

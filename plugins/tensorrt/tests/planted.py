@@ -1,4 +1,4 @@
-"""Graphs with one fault each, the rules that it breaks, and who may be blamed for it."""
+"""Graphs with one fault each, the rules that they violate, and the nodes that the rules may name."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What plants a fault in a graph: another constant, another reader, a pair too many or one too few."""
+"""Functions that insert a fault into a graph: another constant or reader, or a missing or additional Q/DQ pair."""
 
 from onnx import TensorProto as Kind
 from onnx import helper
@@ -49,7 +49,7 @@ def reading(model, name, inputs):
 
 
 def paired(model, tensor, consumer="", scale=0.05):
-    """A further pair, ``extra_Q`` and ``extra_DQ``, stands between a tensor and a consumer, or the graph's output."""
+    """Insert another pair, ``extra_Q`` and ``extra_DQ``, between a tensor and a consumer, or the graph's output."""
     model = given(given(model, "extra_scale", scale), "extra_zero", 0, Kind.INT8)
     place = len(model.graph.node)
     if consumer:
@@ -86,14 +86,14 @@ def also_returning(model, name, kind):
 
 
 def constant_nodes():
-    """The convolution, whose scale is a Constant and whose zero point is a Constant behind a Cast."""
+    """The convolution with a Constant as its scale, and a Cast of a Constant as its zero point."""
     scale, zero = filled("", Kind.FLOAT, [], 0.05), filled("", Kind.INT32, [], 0)
     first = node("Constant", "", "x_scale", value=scale), node("Constant", "", "wide", value=zero)
     return computed(computed(convolution(), node("Cast", "wide", "x_zero", to=Kind.INT8)), *first)
 
 
 def between(model, tensor, consumer, operator):
-    """An operator of one operand stands between a tensor and a consumer."""
+    """Insert a unary operator between a tensor and a consumer."""
     reader = find(model, consumer)
     place = list(model.graph.node).index(reader)
     reader.input[:] = ["moved" if name == tensor else name for name in reader.input]

@@ -1,4 +1,4 @@
-"""Faults and correct graphs near them that a review of the checker found, in the form of `planted.py`."""
+"""Faults and similar correct graphs that a review of the checker found, in the form of `planted.py`."""
 
 from functools import partial
 
@@ -45,7 +45,7 @@ def squeezed(*sides, axes=None):
 
 
 def reshaped_by(what):
-    """A reshape to as many sides as there are elements above 0, or to the shape of their places."""
+    """A reshape with one dim for each element above 0, or to the shape of their indices."""
     sketch = Sketch()
     x = sketch.input("x", 4, 32)
     places = sketch.node("NonZero", "places", x)
@@ -97,7 +97,7 @@ def scaled_by_a_scalar():
 
 
 def experts(axis, kind=Kind.INT8, block=0):
-    """A product with one of several weights that lie in one tensor, of which an input picks one."""
+    """A product with one of several weights in one tensor; an input selects it."""
     sketch = Sketch()
     shape = [2, 128, 128]
     scales = [side // block if at == axis else side for at, side in enumerate(shape)] if block else shape[axis]

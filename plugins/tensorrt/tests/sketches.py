@@ -1,4 +1,4 @@
-"""Graphs as TensorRT wants them, built of a few words each."""
+"""A builder of small ONNX graphs that follow TensorRT's rules."""
 
 import numpy as np
 import onnx
@@ -162,7 +162,7 @@ def weight_first(axis=0):
 
 
 def pooled_convolution():
-    """A convolution, what pools it, and its activation behind that."""
+    """A convolution, a pool and then an activation."""
     sketch = Sketch()
     x, w = sketch.quantized(sketch.input("x", *IMAGE)), sketch.weight("w", 16, 16, 3, 3)
     pooled = sketch.node("MaxPool", "pool", sketch.node("Conv", "conv", x, w), kernel_shape=[2, 2])
@@ -180,7 +180,7 @@ def gated():
 
 
 def branched_off():
-    """A convolution whose result a layer reads, and which is added to what follows from that."""
+    """A residual block: a layer reads the result of a convolution, and both results are added."""
     sketch = Sketch()
     w, v = (sketch.weight(name, 16, 16, 1, 1, channels=16, axis=0) for name in "wv")
     start = sketch.quantized(sketch.node("Conv", "conv", sketch.quantized(sketch.input("x", *IMAGE)), w))
@@ -203,7 +203,7 @@ def blockwise(kind=Kind.FLOAT16, weight=Kind.INT4, opset=21, block=64, axis=-2, 
 
 
 def without_zero_points(kind):
-    """The perceptron at opset 21, whose quantizers name their target type by ``output_dtype`` alone."""
+    """The perceptron at opset 21, with quantizers that state their type by ``output_dtype`` only."""
     model = perceptron(opset=21)
     for one in (one for one in model.graph.node if "quantize" in one.op_type.lower()):
         del one.input[2:]
@@ -219,7 +219,7 @@ def selection(k=3840):
 
 
 def branches(*otherwise):
-    """An If between the absolute value of its input and what the last of the given nodes computes, ``end``."""
+    """An If with two branches: the absolute value of its input, and ``end``, the result of the last given node."""
     sketch, graphs = Sketch(), {}
     sketch.input("x", 4, 32)
     for branch, nodes in ("then_branch", [node("Abs", "x", "end")]), ("else_branch", otherwise):

@@ -1,4 +1,4 @@
-"""What stays float reads the floats of values that others read in integers: TensorRT wants all of a layer, or none."""
+"""Float layers read the float version of activations that others read quantized, as TensorRT requires."""
 
 import onnx
 import pytest
@@ -32,7 +32,7 @@ class Siblings(nn.Module):
 
 
 class Ghosts(nn.Module):
-    """Joins what a layer reads with what it makes of that: in integers where a layer reads it all, else in float."""
+    """Concatenates input and output of a layer: quantized if a layer reads the result, otherwise float."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files of many nodes: the work of a check grows as they do."""
+"""Files of many nodes: the time of a check grows in proportion to them."""
 
 import sys
 
@@ -20,7 +20,7 @@ def shared(times):
 
 
 def joined_and_read(times):
-    """What grows by one value at each step, each of which a layer reads, too."""
+    """Concatenations that grow by one operand in each step; a layer reads each of them."""
     sketch = Sketch()
     whole, w = sketch.quantized(sketch.input("x", 1, 4)), sketch.weight("w", 4, 4)
     for number in range(times):
@@ -40,7 +40,7 @@ def turned_and_read(times):
 
 
 def scaled_and_added(times):
-    """A convolution that is scaled time and again, and each time added to what was added before."""
+    """A convolution that is scaled repeatedly, and added to the sum each time."""
     sketch = Sketch()
     x = sketch.quantized(sketch.input("x", *IMAGE))
     total = x = sketch.node("Conv", "conv", x, sketch.weight("w", 16, 16, 1, 1))
@@ -51,7 +51,7 @@ def scaled_and_added(times):
 
 
 def moved_and_added(times):
-    """Convolutions in integers to which floats are added that were moved more and more often."""
+    """INT8 convolutions; floats after an increasing number of moves are added to them."""
     sketch = Sketch()
     x, w = sketch.quantized(sketch.input("x", *IMAGE)), sketch.weight("w", 16, 16, 1, 1)
     y = sketch.node("Sigmoid", "y", sketch.input("z", *IMAGE))
@@ -94,7 +94,7 @@ def branching(times):
 
 
 def calls(model):
-    """How many functions are called, and how often generators go on, during a check."""
+    """Return the number of function calls and generator steps during a check."""
     count = 0
 
     def see(_frame, event, _what):

@@ -1,4 +1,4 @@
-"""Files that the rules were not written for: broken ones, endless ones, and such as lie in several files."""
+"""Unusual files: invalid ones, cyclic ones, and ones with external data."""
 
 import numpy as np
 import onnx
@@ -136,7 +136,7 @@ def test_find_violations_tensor_made_twice_reported():
 
 
 def apart(model, folder, size_threshold=0):
-    """What a model holds lies in a file beside it."""
+    """The constants of a model are in a file next to it."""
     tensors = [*model.graph.initializer]
     for graph in (model.graph, *(a.g for n in model.graph.node for a in n.attribute if a.HasField("g"))):
         tensors += [a.t for n in graph.node for a in n.attribute if a.HasField("t")]
@@ -244,7 +244,7 @@ def test_find_violations_malformed_scale_not_compared():
 
 
 def test_check_missing_unread_external_integers_pass(tmp_path):
-    """Small external integers that no rule reads may be missing."""
+    """Small external integer constants that no rule reads may be missing."""
     model = given(convolution(), "table", 1, Kind.INT32, [16])
     path = apart(model, tmp_path)
     held = onnx.load(path, load_external_data=False)
@@ -255,7 +255,7 @@ def test_check_missing_unread_external_integers_pass(tmp_path):
 
 
 def joined_in_turn(times):
-    """What grows by one quantized value at each step."""
+    """A concatenation that grows by one quantized value in each step."""
     sketch = Sketch()
     whole = sketch.quantized(sketch.input("x", 4, 32))
     for number in range(times):
@@ -310,7 +310,7 @@ def test_check_external_constants_of_one_name_per_branch(tmp_path):
     """Each branch may have an external constant of the same name."""
 
     def branch(*shape):
-        """What is gathered of a constant, which is multiplied, and the constant itself."""
+        """Return elements gathered from a constant, multiplied, and the constant itself."""
         rows = helper.make_tensor("rows", Kind.INT64, [1], [0])
         table = numpy_helper.from_array(np.full(shape, 0.5, np.float32), "w")
         deeper = helper.make_graph([node("Identity", "w", "deep")], "deeper", [], [])

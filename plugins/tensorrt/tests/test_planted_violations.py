@@ -1,4 +1,4 @@
-"""TensorRT's rules for explicitly quantized files: clean graphs pass, and one fault planted in them is found."""
+"""TensorRT's rules for explicitly quantized files: clean graphs pass, and each inserted fault is found."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""Sizes for which TensorRT builds an engine, and the script that does."""
+"""Optimization profiles with the sizes of a TensorRT engine, and the script that builds it."""
 
 import copy
 import os
@@ -137,7 +137,7 @@ def test_shapes_invalid_form_raises_at_once(shapes, message):
 
 
 def two_sides(*guards, sides=()):
-    """A graph of an input with two sides, and another one with sides that follow from these."""
+    """A graph of two inputs; the dims of the second are computed from the two dims of the first."""
     graph = Graph("two")
     graph.add_output(graph.add_input(TensorType(torch.float32, (make_symbol("n"), make_symbol("m"))), "x"))
     graph.add_output(graph.add_input(TensorType(torch.float32, sides or (make_symbol("n"), make_symbol("m"))), "y"))

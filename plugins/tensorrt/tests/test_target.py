@@ -1,4 +1,4 @@
-"""TensorRT as a target: files that keep its rules, and what it refuses."""
+"""The target ``tensorrt``: files that follow its rules, and rejected models."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The search for the most that can be quantized: what it evaluates, what it keeps, and how it says why no more."""
+"""The accuracy search: evaluated candidates, the chosen one, and the reason why no more layers are quantized."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Bias correction takes back what rounding shifts on average, of what came before too, and not what is chance."""
+"""Bias correction removes the mean error of rounding, including earlier layers, and ignores random error."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def corrections(calibration, plan, *batches):
 
 @torch.no_grad()
 def run(graph, plan, x, node=None):
-    """Return the output of a graph in integers, or what a node returns."""
+    """Return the output of a quantized graph, or the result of a node."""
     twin, seen = graph.clone(), []
     quantize_graph(twin, plan, OPERATORS)
     (result,), _ = interpret(twin, [x], lambda n, r: seen.append(r[0]) if n.name == node else None)

@@ -1,4 +1,4 @@
-"""Trials: what a whole plan does to the outputs, and that it is this by which ranges and corrections are kept."""
+"""Candidate evaluation: the output error of a whole plan, which selects ranges and bias corrections."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Rounding by what layers read: nearer results on other data, for every kind of layer that says what it multiplies."""
+"""GPTQ: a smaller error on other data, for every kind of layer with a declared weight."""
 
 from dataclasses import replace
 

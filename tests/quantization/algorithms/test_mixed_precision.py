@@ -1,4 +1,4 @@
-"""Layers stay float that cost little there and make much of the error, where no other layer has to pay for it."""
+"""Mixed precision: layers with a large share of the error and a small share of the cost stay float."""
 
 from dataclasses import replace
 from itertools import pairwise

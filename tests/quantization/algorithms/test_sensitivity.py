@@ -1,4 +1,4 @@
-"""Sensitivity by probes is that of quantizing each layer alone; what reaches no output has none."""
+"""Sensitivity by probes equals quantizing each layer alone; layers without effect on an output have none."""
 
 import math
 from dataclasses import replace
@@ -126,7 +126,7 @@ class Both(nn.Module):
 
 @torch.no_grad()
 def alone(graph, node, tail, plan, x):
-    """Return ``||Q - F||^2 / ||F||^2`` with one layer in integers."""
+    """Return ``||Q - F||^2 / ||F||^2`` with one quantized layer."""
     own = {node.inputs[0].name, tail.name}
     part = Plan(SCHEME, {n: s for n, s in plan.activations.items() if n in own}, {node.name: plan.weights[node.name]})
     twin = graph.clone()
@@ -181,7 +181,7 @@ def test_estimate_sensitivities_zero_output_gives_zero():
 
 
 class Rooted(nn.Module):
-    """A root at 0, where the slope is infinite, of what rounding leaves as it is."""
+    """A square root at 0, where the gradient is infinite, of elements that rounding does not change."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Smoothing: nothing changes in float, a channel that stands out costs the others nothing, and tables remember it."""
+"""SmoothQuant: equal float results, a smaller error with outlier channels, and factors in the range table."""
 
 from functools import partial
 
@@ -99,7 +99,7 @@ def test_search_smoothing_factors_ignore_default_device():
 
 
 class Normalized(nn.Module):
-    """A linear layer that reads what a normalization makes, of which one channel is forty times the others."""
+    """A linear layer after a normalization; one channel is forty times as large as the others."""
 
     def __init__(self, kind=nn.LayerNorm):
         super().__init__()

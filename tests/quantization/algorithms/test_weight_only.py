@@ -1,4 +1,4 @@
-"""Weights in few bits: how they are held, rounded and chosen, and what a module and its artifact make of them."""
+"""Weight-only quantization: storage, rounding, the choice of bits, and the results of module and artifact."""
 
 import io
 from dataclasses import replace
@@ -34,7 +34,7 @@ def noise(*shape, seed=0):
 
 
 def correlated(samples, inputs):
-    """Return data in which neighbours are alike."""
+    """Return data with similar neighbouring elements."""
     return noise(samples, 4, seed=1) @ noise(4, inputs, seed=2) + 0.1 * noise(samples, inputs, seed=3)
 
 

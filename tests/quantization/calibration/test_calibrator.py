@@ -1,4 +1,4 @@
-"""Calibration remembers what values held, a batch whole or not at all, and refuses what is no data."""
+"""The calibrator records activations, stores batches whole or not at all, and rejects invalid data."""
 
 import re
 

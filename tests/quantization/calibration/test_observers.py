@@ -1,4 +1,4 @@
-"""Observers choose ranges from statistics: which of them holds what, and which is nearest to the elements."""
+"""Observers choose ranges from statistics: their coverage, and the one with the least error."""
 
 import pytest
 import torch

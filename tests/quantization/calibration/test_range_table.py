@@ -1,4 +1,4 @@
-"""Range tables are merged, saved and read again without a change; other files are refused."""
+"""Range tables are merged, saved and loaded unchanged; other files are rejected."""
 
 import re
 

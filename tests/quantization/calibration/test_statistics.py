@@ -1,4 +1,4 @@
-"""What calibration remembers of a value: exact ends, means of ends, and nothing of masks."""
+"""Statistics of an activation: exact min/max, mean min/max, and no masked elements."""
 
 import math
 import random

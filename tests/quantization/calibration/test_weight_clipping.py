@@ -1,4 +1,4 @@
-"""Clipped scales are never worse than whole ones, and better where a few weights are far larger than all others."""
+"""Clipped weight scales are never worse than unclipped ones, and better with a few outlier weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a student learns of its teacher."""
+"""Distillation from a teacher."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Fake quantization: the numbers of the operators that integers really pass, and the gradients of LSQ."""
+"""Fake quantization: the results of quantize and dequantize, and the gradients of LSQ."""
 
 import math
 
@@ -84,7 +84,7 @@ def test_fake_quantize_gradients_match_lsq():
     x, scale, seed = numbers(2, 500), torch.tensor(0.02), numbers(2, 500, seed=1)
     found, of_scale = gradients(x, scale, seed, low=-128, high=127)
     steps = (x / scale).double()
-    inside = (steps > -128.5) & (steps < 127.5)  # what is rounded to an end lies within, as PyTorch has it
+    inside = (steps > -128.5) & (steps < 127.5)  # elements that round to the min or max are not clipped, as in PyTorch
     assert torch.equal(found, seed * inside)
     slope = torch.where(inside, steps.round() - steps, steps.clamp(-128, 127))
     wanted = (slope * seed).sum() / math.sqrt(500 * 127)  # of one sample, as equation 6 has it

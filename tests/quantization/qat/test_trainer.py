@@ -1,4 +1,4 @@
-"""The trainer of transformers, in whose loop a compiled module stands as any model does."""
+"""``transformers.Trainer`` trains a compiled module like any other model."""
 
 import copy
 import inspect
@@ -17,7 +17,7 @@ ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
 
 
 class Classifier(nn.Module):
-    """What transformers trains: a call with labels returns a loss."""
+    """A model with the interface of transformers: a call with labels returns a loss."""
 
     def __init__(self):
         super().__init__()

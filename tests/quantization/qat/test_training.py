@@ -1,4 +1,4 @@
-"""Training in integers: what it starts from, what it trains, what it leaves, and in whose loops it fits."""
+"""Quantization-aware training: initial results, trained and fixed parameters, and training loops of other tools."""
 
 import copy
 import pickle
@@ -338,7 +338,7 @@ class Unrounded:
 
 
 class Uneven(nn.Module):
-    """Two layers with norms, of which the first has channels that are much larger than others."""
+    """Two layers with norms; the first layer has a few channels that are much larger than the others."""
 
     def __init__(self):
         super().__init__()

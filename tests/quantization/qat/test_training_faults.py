@@ -1,4 +1,4 @@
-"""What goes wrong in training, and where that is said."""
+"""Errors in training, and the calls that report them."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""A graph in integers: what it computes, what stays, and that each reader reads what integers hold."""
+"""A quantized graph: its results, its float layers, and the tensors that each node reads."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The way back from what passes make of a parameter: each formula undone, and those that nothing undoes."""
+"""Inversion of the changes that passes make to a parameter, and changes without an inverse."""
 
 import pytest
 import torch

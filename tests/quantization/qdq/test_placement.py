@@ -1,4 +1,4 @@
-"""Placement: which values become integers, whose scale they have, and why a layer stays float."""
+"""Placement: quantized activations, the scale that each has, and the reason for a float layer."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A plan survives being written and read, and what was altered is refused."""
+"""A plan is saved and loaded unchanged; altered files are rejected."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Scales: what they cover, that 0 is exact, and that nothing overflows; on floats of any size."""
+"""Qparams: covered ranges, an exact 0, and no overflow, for floats of any size."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The module tree of a model, with sums over the nodes of each module."""
+"""Build the module tree of a model, with sums over the nodes of each module."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ QUANTIZED_STATES = frozenset({"quantized", "weight_only"})
 
 @dataclass
 class _Module:
-    """A module of the tree under construction."""
+    """A module and the nodes found in it so far."""
 
     scope: str
     parent: int | None
-    nodes: list[int] = field(default_factory=list[int])
-    inside: list[NodeRecord] = field(default_factory=list[NodeRecord])
+    own_indices: list[int] = field(default_factory=list[int])
+    """Indices of the nodes directly in it, not in a submodule."""
+    all_nodes: list[NodeRecord] = field(default_factory=list[NodeRecord])
     """All nodes in it, including those of submodules."""
 
 
@@ -27,41 +28,42 @@ def build_module_records(nodes: Sequence[NodeRecord]) -> list[ModuleRecord]:
     modules = [_Module("", None)]
     indices = {"": 0}
     for index, node in enumerate(nodes):
-        for scope in _list_paths(node.scope):
+        modules[0].all_nodes.append(node)
+        for scope in _list_enclosing_scopes(node.scope):
             if scope not in indices:
                 indices[scope] = len(modules)
                 modules.append(_Module(scope, indices[scope.rpartition(".")[0]]))
-            modules[indices[scope]].inside.append(node)
-        modules[0].inside.append(node)
-        modules[indices[node.scope]].nodes.append(index)
-    return [_sum_module(module) for module in modules]
+            modules[indices[scope]].all_nodes.append(node)
+        modules[indices[node.scope]].own_indices.append(index)
+    return [_make_record(module) for module in modules]
 
 
-def _list_paths(scope: str) -> list[str]:
-    """Return the paths of a module's ancestors, outermost first, and its own.
+def _list_enclosing_scopes(scope: str) -> list[str]:
+    """Return the module paths that contain a scope, outermost first, and the scope itself.
 
-    >>> _list_paths("encoder.layers.0")
+    >>> _list_enclosing_scopes("encoder.layers.0")
     ['encoder', 'encoder.layers', 'encoder.layers.0']
     """
     parts = scope.split(".") if scope else []
     return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
 
 
-def _sum_module(module: _Module) -> ModuleRecord:
-    inside = module.inside
-    layers = [node for node in inside if node.bits is not None]
-    seconds = [node.seconds for node in inside if node.seconds is not None]
+def _make_record(module: _Module) -> ModuleRecord:
+    """Sum the facts of the nodes of a module."""
+    nodes = module.all_nodes
+    layers = [node for node in nodes if node.bits is not None]
+    seconds = [node.seconds for node in nodes if node.seconds is not None]
     return ModuleRecord(
-        module.scope,
-        module.parent,
-        module.nodes,
-        len(inside),
-        len(layers),
-        sum(node.state in QUANTIZED_STATES for node in layers),
-        sum(node.bytes_before for node in inside),
-        sum(node.bytes_after for node in inside),
-        sum(node.macs for node in inside),
-        sum(node.macs for node in inside if node.state in QUANTIZED_STATES),
-        sum(seconds) if seconds else None,
-        max((node.sensitivity for node in inside if node.sensitivity is not None), default=None),
+        scope=module.scope,
+        parent=module.parent,
+        nodes=module.own_indices,
+        count=len(nodes),
+        layers=len(layers),
+        quantized_layers=sum(node.state in QUANTIZED_STATES for node in layers),
+        bytes_before=sum(node.bytes_before for node in nodes),
+        bytes_after=sum(node.bytes_after for node in nodes),
+        macs=sum(node.macs for node in nodes),
+        quantized_macs=sum(node.macs for node in nodes if node.state in QUANTIZED_STATES),
+        seconds=sum(seconds) if seconds else None,
+        sensitivity=max((node.sensitivity for node in nodes if node.sensitivity is not None), default=None),
     )

@@ -32,7 +32,7 @@ def test_merge_bins_keeps_all_elements_in_few_bins(reach):
     assert found.counts[-1] > 0
     assert found.start <= float(elements.min())
     assert float(elements.max()) < found.start + len(found.counts) * found.width
-    assert (found.start / found.width).is_integer()  # 0 lies between two bins
+    assert (found.start / found.width).is_integer()  # 0 is the border of two bins
 
 
 def test_merge_bins_elements_stay_in_their_bin():

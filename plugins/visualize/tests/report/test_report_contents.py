@@ -365,7 +365,7 @@ def test_clika_report_keeps_module_unchanged(tmp_path):
 
 
 def counted(monkeypatch, target, *names):
-    """How often methods of a target are called, by their names."""
+    """Return the number of calls of a target's methods, by name."""
     calls = dict.fromkeys(names, 0)
 
     def count(name, method):
