@@ -24,7 +24,7 @@ from clika_ref.quantization.algorithms.sensitivity import (
     source_of_rounding,
     variance_share,
 )
-from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions, list_layer_options, quantize_weights_only
+from clika_ref.quantization.algorithms.weight_only import list_layer_options, quantize_weights_only
 from clika_ref.quantization.calibration.calibrator import MAX_FITTED_BATCHES, Calibration
 from clika_ref.quantization.calibration.observer_search import (
     OBSERVER_CANDIDATES,
@@ -111,9 +111,14 @@ class QuantizationPipeline:
             settings,
             self._skip_reasons,
             forced=self._find_forced_layers(settings),
-            find_options=lambda: WeightOnlyOptions.of(self.options, is_late=self._is_late),
+            find_options=self._find_rounding_options,
         )
         return summarize_weight_only(self._graph, self.scheme, found)
+
+    def _find_rounding_options(self) -> ClikaCompileOptions:
+        """Return the options for the next weight: without GPTQ if it is on ``"auto"`` and the time is over."""
+        is_left = self.options.weight_rounding == "auto" and self._is_late
+        return replace(self.options, weight_rounding="off") if is_left else self.options
 
     def _decide_full(self, settings: QuantizationSettings) -> Quantization:
         ranging = self.observer_search
