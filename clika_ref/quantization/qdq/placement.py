@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -58,24 +59,22 @@ def choose_placement(
         skipped: nodes that stay in float, with the reason.
         is_negative: whether a value had, or may have, a negative element.
     """
-    return _PlacementFinder(graph, scheme, has_range, skipped, is_negative).run()
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    return _PlacementFinder(graph, scheme, has_range, skipped, is_negative, order).run()
 
 
+@dataclass
 class _PlacementFinder:
-    def __init__(
-        self,
-        graph: Graph,
-        scheme: QuantizationScheme,
-        has_range: Callable[[Value], bool],
-        skipped: Mapping[Node, str],
-        is_negative: Callable[[Value], bool],
-    ) -> None:
-        self.graph, self.scheme, self.has_range, self.skipped = graph, scheme, has_range, skipped
-        self.is_negative = is_negative
-        self.found = Placement()
-        self.move_sources: dict[Value, Value] = {}
-        """Values that only move quantized data and need no quantization, with the source of their scale."""
-        self.order = {node: number for number, node in enumerate(graph.nodes)}
+    graph: Graph
+    scheme: QuantizationScheme
+    has_range: Callable[[Value], bool]
+    skipped: Mapping[Node, str]
+    is_negative: Callable[[Value], bool]
+    order: Mapping[Any, int]
+    """Position of each node in the graph."""
+    found: Placement = field(default_factory=Placement)
+    move_sources: dict[Value, Value] = field(default_factory=dict[Value, Value])
+    """Values that only move quantized data and need no quantization, with the source of their scale."""
 
     def run(self) -> Placement:
         for node in self.graph.nodes:
@@ -168,12 +167,10 @@ class _PlacementFinder:
     def _quantize_addends(self, node: Node, sums: FusedSums) -> None:
         """Quantize the values added to the result of a layer: the runtime fuses the addition with the latest layer."""
         operands = [*_tensor_operands(node)]
-        results = {
-            v: self.order[v.producer] for v in operands if v.producer is not None and self._is_fusible_result(v, sums)
-        }
+        results = [v for v in operands if self._is_fusible_result(v, sums)]
         if not results or len(operands) != 2 or operands[0].type.shape != operands[1].type.shape:
             return
-        latest = max(results, key=lambda v: results[v])
+        latest = max(results, key=lambda v: self.order[v.producer])
         rounded = [v for v in operands if sums.rounds_layer_result or v is not latest]
         if all(self.has_range(_source_of_moves(v)) for v in rounded):
             for value in rounded:
