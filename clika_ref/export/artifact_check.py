@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
-from clika_ref.compiled.runners import load_runner
+from clika_ref.compiled.runners import compile_temporarily, load_runner
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError, DisagreementError
@@ -135,8 +133,7 @@ def find_first_difference(target: Target, graph: Graph, inputs: Sequence[torch.T
     for _, value in nodes:
         if value not in already:
             probe.add_output(value)
-    with TemporaryDirectory() as folder:
-        artifact = target.compile(probe, Path(folder) / "probe.onnx")
+    with compile_temporarily(probe, target) as artifact:
         found = dict(zip(probe.outputs, load_runner(target, artifact)(inputs), strict=True))
     for node, value in nodes:
         text = describe_differences([results[value]], [found[value]], ROUNDING_TOLERANCE).get(0)

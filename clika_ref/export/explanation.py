@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from clika_ref.compiled.lowering import check_supported
+from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
@@ -136,18 +134,6 @@ def explain(
     check_supported(written, target)
     with compile_temporarily(written, target) as file:
         return explain_artifact(written, file, plan, target, inputs)
-
-
-@contextmanager
-def compile_temporarily(written: Graph, target: Target) -> Iterator[Artifact]:
-    """Write a graph to a temporary file, which can be queried within the block.
-
-    Args:
-        written: the graph as lowered for the target.
-        target: the target that runs it.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        yield target.compile(written, Path(folder) / "model.onnx")
 
 
 def explain_artifact(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.quantization_scheme import WeightOnlyScheme
+from clika_ref.core.quantization_scheme import QuantizationScheme
 
 MAX_INT8 = 127
 """Maximum of a block's 8-bit integers, which the element of largest magnitude gets."""
@@ -41,10 +41,12 @@ def _find_dequantize(value: Value) -> Node | None:
     return value.producer if value.producer is not None and value.producer.op_type == "dequantize" else None
 
 
-def find_rounding_layers(graph: Graph, kind: WeightOnlyScheme) -> dict[Node, int]:
-    """Return the layers with inputs that the target rounds, and the number of elements per scale."""
-    layers = find_low_bit_layers(graph) if kind.rounds_inputs else {}
-    return {node: weight.block_size or kind.block_size for node, weight in layers.items()}
+def find_rounding_layers(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, int]:
+    """Return the layers with inputs that the target rounds on multiplication, and the number of elements per scale."""
+    kind = scheme.weights_only if scheme is not None else None
+    if kind is None or not kind.rounds_inputs:
+        return {}
+    return {node: weight.block_size or kind.block_size for node, weight in find_low_bit_layers(graph).items()}
 
 
 def run_with_rounded_inputs(graph: Graph, inputs: Sequence[Tensor], layers: Mapping[Node, int]) -> list[Tensor]:

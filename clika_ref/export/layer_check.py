@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from clika_ref.compiled.runners import load_runner
+from clika_ref.compiled.runners import compile_temporarily, load_runner
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret, read_sizes
@@ -54,8 +52,7 @@ def describe_first_broken_layer(target: Target, graph: Graph, inputs: Sequence[t
         alone, given = _isolate(region, tensors, sizes)
         node = region.node
         try:
-            with TemporaryDirectory() as folder:
-                artifact = target.compile(alone, Path(folder) / "layer.onnx")
+            with compile_temporarily(alone, target) as artifact:
                 (found,) = load_runner(target, artifact)(given)
             problem = _problem(tensors[region.result], found)
         except ClikaError as error:  # the runtime fails on the layer alone; that must not hide the mismatch

@@ -10,6 +10,7 @@ import torch
 
 from clika_ref.compiled.latency import measure_seconds_and_ratio
 from clika_ref.compiled.lowering import check_supported, target_for
+from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.compiled.state import CompiledModule, bind_graph
 from clika_ref.compress.quantize import decide_for, require_ranges
 from clika_ref.core.artifacts import Artifact
@@ -18,7 +19,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.export.configuration import ExportConfiguration, current_configuration
-from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
+from clika_ref.export.explanation import Explanation, explain_artifact
 from clika_ref.export.export import make_export_graph
 from clika_ref.quantization.decision import Quantization, format_decibels
 from clika_ref.reporting.tables import HasTables, Table

@@ -18,7 +18,7 @@ from clika_ref.quantization.calibration.fingerprint import batch_fingerprint
 from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.calibration.statistics import BatchStatistics, measure_tensor
 from clika_ref.quantization.graph_runs import run_graph
-from clika_ref.quantization.qdq.channel_means import channel_means
+from clika_ref.quantization.qdq.layer_weights import channel_means
 from clika_ref.targets.size_statistics import SymbolSizes, symbol_sizes_of
 
 MAX_FITTED_BATCHES = 8
