@@ -10,8 +10,7 @@ import torch
 
 from clika_ref.capture.inputs import pack_arguments
 from clika_ref.capture.surrounding_autocast import outside_autocast
-from clika_ref.compiled.executors import update_simulation
-from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph
+from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, update_simulation
 from clika_ref.compiled.weights import device_of_weights, weight_dtype_error
 from clika_ref.compress.quantize import plan_for, warn_of_changed_weights
 from clika_ref.core.artifacts import Artifact

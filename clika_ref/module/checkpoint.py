@@ -24,8 +24,7 @@ from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.qdq.stored_weights import StoredWeight, read_parameter
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.serialization.atomic_files import require_path, write_atomically
-from clika_ref.serialization.bits import pack_bits, unpack_bits
-from clika_ref.serialization.container import pack_file, unpack_file
+from clika_ref.serialization.container import pack_bits, pack_file, unpack_bits, unpack_file
 from clika_ref.serialization.graph_format import read_type
 from clika_ref.serialization.vocabulary import CalibrationKey, GraphKey, ModuleKey, RequestKey, TensorPrefix
 from clika_ref.settings.compile_options import ClikaCompileOptions

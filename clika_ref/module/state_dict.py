@@ -16,9 +16,9 @@ from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.state import CompiledModule, log_scales_of, set_quantization
 from clika_ref.compiled.weights import non_persistent_buffers, register_weights, tensors_by_name
 from clika_ref.core.errors import ModelError
-from clika_ref.module.forward_signature import set_forward
+from clika_ref.module.running import set_forward
 from clika_ref.onnx_export.generic_operators import find_operator, torchlib_operator
-from clika_ref.serialization.extra_state import read_extra_state, write_extra_state
+from clika_ref.serialization.container import read_extra_state, write_extra_state
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json, is_same_graph
 from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
 from clika_ref.serialization.vocabulary import GraphKey, ModuleKey
