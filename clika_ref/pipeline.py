@@ -248,13 +248,12 @@ def _quantize(
 ) -> tuple[Calibration, Quantization]:
     """Calibrate the graph and decide which layers to quantize."""
     batches = iter_graph_inputs(captured.graph, captured.signature, data.calls(context.callee), context.log)
-    calibration, file = prepare_calibration(captured.graph, request, context.registry), context.options.ranges_file
+    calibration = prepare_calibration(captured.graph, request, context.registry)
     common, ranks = (request, context.registry, context.log), context.ranks
-    how = {"total": data.count, "ranges_file": file, "ranks": ranks}
     try:
-        stages = calibrate_graph(calibration, batches, *common, model=captured.graph, **how)
+        stages = calibrate_graph(calibration, batches, *common, model=captured.graph, total=data.count, ranks=ranks)
     except BaseException:  # including an interrupt
-        if calibration.table.batches and not file:
+        if calibration.table.batches and not context.options.ranges_file:
             context.log.show(RANGES_LOST.format(calibration.table.batches))
         raise
     return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)

@@ -17,7 +17,7 @@ from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.export.artifact_check import ROUNDING_TOLERANCE
-from clika_ref.quantization.qdq.layer_weights import non_bias_operands
+from clika_ref.quantization.qdq.layer_weights import data_of, non_bias_operands
 
 MAX_SHIFTED_SHARE = 1e-4
 """Maximum share of a result's integers that may be off by one, since sums are rounded to float32 in another order.
@@ -95,8 +95,7 @@ def _isolate(
         if not isinstance(operand, Value):
             return resolve(operand, sizes)
         if operand not in own and operand.is_constant:
-            assert operand.data is not None
-            own[operand] = alone.add_constant(operand.data.detach(), operand.name)
+            own[operand] = alone.add_constant(data_of(operand), operand.name)
         elif operand not in own:
             tensor = tensors[operand]
             own[operand] = alone.add_input(TensorType(tensor.dtype, tuple(tensor.shape)), f"x{len(given)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +52,18 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
     inputs = resolve_names("input_names", given.input_names, [value.name for value in graph.inputs])
     defaults = form.select_outputs(state.signature.output_names(inputs))
     plan = plan_for(module, graph, deployment)
+
+    def compute_outputs(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Compute the selected outputs on copies of inputs; buffers do not change."""
+        with torch.no_grad():
+            outputs, _ = interpret(graph, [t.clone() for t in inputs])
+        return form.select_outputs(outputs)
+
     request = ExportRequest(
         graph.clone(form.select_outputs(graph.outputs)),
         path,
         list_examples(module, graph, given.example_inputs),
-        _output_function(graph, form.select_outputs),
+        compute_outputs,
         inputs,
         resolve_names("output_names", given.output_names, defaults, taken=inputs),
         given.dynamic_axes,
@@ -70,19 +77,6 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
         artifact = export(request, deployment, state.registry, log)
         state.record_log(log)
     return artifact
-
-
-def _output_function(
-    graph: Graph, select: Callable[[Sequence[Any]], list[Any]]
-) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """Return a function that computes selected outputs on copies of inputs; buffers do not change."""
-
-    def compute_outputs(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad():
-            outputs, _ = interpret(graph, [t.clone() for t in inputs])
-        return select(outputs)
-
-    return compute_outputs
 
 
 def bind_exportable_graph(module: CompiledModule) -> Graph:

@@ -113,8 +113,7 @@ def _store_weight(
         first = [MultiplyStep((outputs, blocks, shape[1] // blocks), scales[..., None])]
         first += [] if has_output_rows(node) else [LayoutStep(shape[::-1], (1, outputs))]
         bits = packed.bits
-    assert parameter.data is not None
-    return StoredWeight(node.name, integers, bits, (*first, *steps), parameter.data.dtype)
+    return StoredWeight(node.name, integers, bits, (*first, *steps), data_of(parameter).dtype)
 
 
 def _is_equivalent(graph: Graph, other: Graph, *, but_weights_of: Collection[str]) -> bool:

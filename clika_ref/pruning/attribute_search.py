@@ -20,10 +20,8 @@ RESULT_TOLERANCE = 1e-4
 def check_removable(asked: NodeProbe, found: DependencyGraph) -> str:
     """Try to remove every other unit of a node, and fix units where that fails; return the reason if none can go."""
     node, units = asked.node, found.units
-    values = [*(v for v in node.inputs if isinstance(v, Value)), *node.outputs]
-    free = units.free(u for v in values for some in found.of(v).values() for u in some.tolist())
     families: dict[frozenset[int], list[int]] = {}
-    for unit in free:
+    for unit in found.free_units(node):
         families.setdefault(units.families(unit), []).append(unit)
     if find_attributes(asked, found, _every_other(families.values())) is not None:
         return ""

@@ -178,14 +178,14 @@ def _split_shuffled(found: DependencyGraph, node: Node) -> None:
 
 def _get_sources(found: DependencyGraph, asked: NodeProbe, position: int, axis: int) -> IndexSources | None:
     """Return the result of `trace_sources`, cached for nodes of the same behaviour."""
-    key = asked.cache_key, position, axis
-    if asked.cache_key is None or key not in found.known:
-        come = trace_sources(asked, position, axis)
-        if asked.cache_key is None:
-            return come
+    of_node = asked.cache_key
+    if of_node is None:
+        return trace_sources(asked, position, axis)
+    key = of_node, position, axis
+    if key not in found.known:
         if len(found.known) >= MAX_CACHED_SOURCES:
             found.known.clear()
-        found.known[key] = come
+        found.known[key] = trace_sources(asked, position, axis)
     return found.known[key]
 
 

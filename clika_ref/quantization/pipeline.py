@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import Tensor
 
@@ -31,7 +31,6 @@ from clika_ref.quantization.calibration.observer_search import (
     ObserverSearchResult,
     search_observers,
 )
-from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.decision import (
     Quantization,
     count_file_bytes,
@@ -122,12 +121,8 @@ class QuantizationPipeline:
 
     def _decide_full(self, settings: QuantizationSettings) -> Quantization:
         ranging = self.observer_search
-        sensitivities, placement, plan, error = (
-            ranging.sensitivities,
-            self.placement,
-            replace(ranging.plan),
-            ranging.error,
-        )
+        sensitivities, placement = ranging.sensitivities, self.placement
+        plan, error = replace(ranging.plan), ranging.error
         forced = self._find_forced_layers(settings)
         too_sensitive = _find_sensitive_layers(sensitivities, settings, forced)
         if too_sensitive:
@@ -192,17 +187,14 @@ class QuantizationPipeline:
         """Return a plan with corrected biases, if they help on one batch; further batches then refine them."""
         shifts, (first, *more) = BiasShifts(self._graph, plan, self.operators), self._fitted_batches
 
-        def make_change(batches: Sequence[int]) -> Callable[[Plan], Plan]:
-            def changed(plan: Plan) -> Plan:
-                for number in batches:
-                    shifts.add(self.calibration.reservoir.batches[number], self.calibration.batch_means(number))
-                return replace(plan, corrections=shifts.corrections())
+        def correct(batches: Sequence[int], plan: Plan) -> Plan:
+            for number in batches:
+                shifts.add(self.calibration.reservoir.batches[number], self.calibration.batch_means(number))
+            return replace(plan, corrections=shifts.corrections())
 
-            return changed
-
-        plan, error = self._try_change(self.options.bias_correction, make_change([first]), plan, error)
+        plan, error = self._try_change(self.options.bias_correction, partial(correct, [first]), plan, error)
         if plan.corrections and more:
-            plan, error = self._try_change(self.options.bias_correction, make_change(more), plan, error)
+            plan, error = self._try_change(self.options.bias_correction, partial(correct, more), plan, error)
         return plan, error
 
     @property
@@ -246,9 +238,7 @@ class QuantizationPipeline:
 
     def _place(self, skipped: Mapping[Node, str]) -> Placement:
         table = self.calibration.table
-        return choose_placement(
-            self._graph, self.scheme, _make_has_range(table), skipped, is_negative=_make_is_negative(table)
-        )
+        return choose_placement(self._graph, self.scheme, table.has_range, skipped, is_negative=table.is_negative)
 
     @cached_property
     def placement(self) -> Placement:
@@ -294,21 +284,6 @@ def _reject_widths(chosen: Mapping[Node, NodeSettings], scheme: QuantizationSche
                 raise ModelError(msg)
 
 
-def _make_has_range(table: RangeTable) -> Callable[[Value], bool]:
-    def has_range(value: Value) -> bool:
-        statistics = table.values.get(value.name)
-        return statistics is not None and not statistics.is_empty and not statistics.is_unbounded
-
-    return has_range
-
-
-def _make_is_negative(table: RangeTable) -> Callable[[Value], bool]:
-    def is_negative(value: Value) -> bool:
-        return value.name not in table.values or table.values[value.name].low < 0
-
-    return is_negative
-
-
 def tail_layers(graph: Graph) -> list[Node]:
     """Return the layers without another layer between them and an output, in graph order."""
     found: list[Node] = []
@@ -328,12 +303,8 @@ def _find_sensitive_layers(
     limit = settings.quantization_sensitivity_threshold
     if not settings.automatic_skip_quantization:
         return {}
-    if not limit:
-        return dict.fromkeys(
-            sensitivities.of, "quantization_sensitivity_threshold=0: quantization would change the results"
-        )
     return {
         node: sensitivity_reason(found, limit)
         for node, found in sensitivities.of.items()
-        if found > limit and node not in forced
+        if not limit or (found > limit and node not in forced)
     }

@@ -131,19 +131,12 @@ def _check_file_type(blob: bytes) -> None:
             "clika_save."
         )
         raise ModelError(msg)
-    length = int.from_bytes(blob[:HEADER_LENGTH_BYTES], "little")
-    if (
-        len(blob) > HEADER_LENGTH_BYTES
-        and blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] == b"{"
-        and length > len(blob) - HEADER_LENGTH_BYTES
-    ):
-        msg = (
-            f"it is truncated: its header has {length:,} bytes, but only {len(blob) - HEADER_LENGTH_BYTES:,} are "
-            "there. Copy it again."
-        )
-        raise ModelError(msg)
-    if len(blob) <= HEADER_LENGTH_BYTES or blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] != b"{":
+    if not blob.startswith(b"{", HEADER_LENGTH_BYTES):
         msg = f"it is not a safetensors file ({len(blob):,} bytes). Give a file from clika_save."
+        raise ModelError(msg)
+    length, left = int.from_bytes(blob[:HEADER_LENGTH_BYTES], "little"), len(blob) - HEADER_LENGTH_BYTES
+    if length > left:
+        msg = f"it is truncated: its header has {length:,} bytes, but only {left:,} are there. Copy it again."
         raise ModelError(msg)
 
 

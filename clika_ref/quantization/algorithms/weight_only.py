@@ -19,7 +19,7 @@ from clika_ref.quantization.calibration.weight_clipping import find_clipped_scal
 from clika_ref.quantization.graph_runs import visit_activations
 from clika_ref.quantization.layer_settings import NodeSettings
 from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_of, weight_position_of
-from clika_ref.quantization.qdq.packed_weights import PackedWeight, weight_rows
+from clika_ref.quantization.qdq.packed_weights import PackedWeight, has_output_rows, weight_rows
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import compute_weight_scales
 from clika_ref.settings.compile_options import ClikaCompileOptions
@@ -113,7 +113,8 @@ def list_layer_options(
 def _list_options(
     node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightOnlyScheme
 ) -> str | list[tuple[int, int]]:
-    taken, inputs = _select_supported_options(node, widths, blocks, kind), _input_count(node)
+    taken = _select_supported_options(node, widths, blocks, kind)
+    inputs = int(weight_of(node).type.shape[1 if has_output_rows(node) else 0])
     options = sorted(
         ((bits, block) for bits, block in taken if not block or inputs % block == 0), key=_bits_per_element
     )
@@ -177,10 +178,6 @@ def _bits_per_element(option: tuple[int, int]) -> float:
     return bits + (32 / block if block else 0)
 
 
-def _input_count(node: Node) -> int:
-    return int(weight_of(node).type.shape[1 if (node.op.trait.axis or 0) == 0 else 0])
-
-
 @dataclass
 class _OptionSearch:
     """Evaluates one option of each layer at a time, all layers in one backward pass, until each is decided."""
@@ -224,12 +221,10 @@ class _OptionSearch:
 
     def _give_up(self, node: Node) -> None:
         """Keep the weight, or take the least sensitive option if the user quantizes all layers."""
-        limit = self.settings.quantization_sensitivity_threshold
         if not self.settings.automatic_skip_quantization or node in self.forced:
             self.found.packed[node] = self.found.evaluated[node]
-        elif not limit:
-            self.found.floats[node] = "quantization_sensitivity_threshold=0: quantization would change the results"
         else:
+            limit = self.settings.quantization_sensitivity_threshold
             self.found.floats[node] = sensitivity_reason(self.found.sensitivities[node], limit)
 
     @torch.no_grad()

@@ -221,9 +221,14 @@ def is_move_of_observed_value(node: Node) -> bool:
 
     A selection from a constant is observed itself.
     """
-    if node.op.trait is not SHARED_QPARAMS:
-        return False
-    return not node.first_tensor.is_constant
+    return node.op.trait is SHARED_QPARAMS and not node.first_tensor.is_constant
+
+
+def source_of_moves(value: Value) -> Value:
+    """Return the observed value that a value is a move of; itself if it is observed."""
+    while value.producer is not None and is_move_of_observed_value(value.producer):
+        value = value.producer.first_tensor
+    return value
 
 
 def _observe(found: dict[str, BatchStatistics], value: Value, x: Tensor, where: str, batch: int) -> None:
@@ -252,6 +257,5 @@ def _find_infinite_source(value: Value, found: Mapping[str, BatchStatistics]) ->
 
 
 def _is_unbounded(value: Value, found: Mapping[str, BatchStatistics]) -> bool:
-    while value.producer is not None and is_move_of_observed_value(value.producer):
-        value = value.producer.first_tensor
-    return value.name in found and found[value.name].is_unbounded
+    source = source_of_moves(value).name
+    return source in found and found[source].is_unbounded

@@ -24,11 +24,7 @@ def find_inverse_steps(constant: Value) -> tuple[Value, list[MultiplyStep | Layo
     """
     steps: list[MultiplyStep | LayoutStep] = []
     while constant.deferred_data is not None:
-        found = (
-            _invert_deferred(constant, constant.deferred_data)
-            if isinstance(constant.deferred_data, DeferredConstant)
-            else None
-        )
+        found = _invert_deferred(constant)
         if found is None:
             return None
         constant, step = found
@@ -36,13 +32,12 @@ def find_inverse_steps(constant: Value) -> tuple[Value, list[MultiplyStep | Layo
     return constant, steps
 
 
-def _invert_deferred(
-    constant: Value, deferred: DeferredConstant
-) -> tuple[Value, MultiplyStep | LayoutStep | None] | None:
+def _invert_deferred(constant: Value) -> tuple[Value, MultiplyStep | LayoutStep | None] | None:
     """Return the source of a constant and the step that restores it; the step is None if the elements are the same."""
-    source = deferred.sources[0]
-    if not isinstance(source, Value):
+    deferred = constant.deferred_data
+    if not isinstance(deferred, DeferredConstant) or not isinstance(deferred.sources[0], Value):
         return None
+    source = deferred.sources[0]
     arguments = dict(deferred.arguments)
     if deferred.function is fold_weight:
         gamma, var = (v and v.data for v in deferred.sources[1:])
