@@ -14,7 +14,6 @@ from torch import Tensor
 from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.compiled.runners import compile_temporarily, to_cpu
 from clika_ref.core.artifacts import Runner
-from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
@@ -22,6 +21,7 @@ from clika_ref.core.quantization_scheme import QuantizationScheme, is_fused
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
+from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_layer
 from clika_ref.quantization.qdq.layer_weights import data_of, weight_of, weight_scale_dim
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight
@@ -134,8 +134,7 @@ def _record_inputs(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor
     def observe(node: Node, results: tuple[Tensor, ...]) -> None:
         tensors.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in layer_inputs)
 
-    with torch.no_grad():
-        interpret(graph, inputs, observe)
+    compute_outputs(graph, inputs, observe)
     return {node: tensors[node.inputs[0]] for node in layers if node.inputs[0] in tensors}
 
 

@@ -207,21 +207,29 @@ class CompiledState:
         kept = ("deployment", "options", "logs_dir", "timings", "warnings", "idle_dropouts", "examples_are_data")
         state = {name: getattr(self, name) for name in (*kept, "quantized")} | {"example_sizes": self.sizes}
         if self._graph is not None:
-            document = {
-                ModuleKey.GRAPH: graph_to_json(self._graph),
-                ModuleKey.SIGNATURE: signature_to_json(self.signature),
-            }
-            state["document"] = json.dumps(document)
+            state["document"] = json.dumps(self.describe_graph())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         document = state.pop("document", None)
         self.__init__(**state)
         if document is not None:
-            saved = json.loads(document)
-            find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
-            graph = graph_from_json(saved[ModuleKey.GRAPH], find)
-            self.install(graph, signature_from_json(saved[ModuleKey.SIGNATURE]))
+            self.install(*self.read_graph(json.loads(document)))
+
+    def describe_graph(self) -> dict[str, Any]:
+        """Return the graph and its signature as a document for `read_graph`."""
+        return {
+            ModuleKey.GRAPH: graph_to_json(self.graph),
+            ModuleKey.SIGNATURE: signature_to_json(self.signature),
+        }
+
+    def read_graph(
+        self, document: Mapping[str, Any], weights: Mapping[str, torch.Tensor] | None = None
+    ) -> tuple[Graph, Signature]:
+        """Return the graph and the signature of a document, with weights as its constants if given."""
+        find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
+        graph = graph_from_json(document[ModuleKey.GRAPH], find, weights)
+        return graph, signature_from_json(document[ModuleKey.SIGNATURE])
 
 
 class CompiledModule(nn.Module):

@@ -11,7 +11,6 @@ import torch
 from clika_ref.compiled.lowering import check_supported
 from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.registry import Registry
@@ -20,6 +19,7 @@ from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.export import make_export_graph
 from clika_ref.export.input_rounding import find_low_bit_layers
 from clika_ref.quantization.algorithms.macs import MacCounter
+from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
 from clika_ref.reporting.tables import HasTables, Table
@@ -191,6 +191,5 @@ def _is_dequantized(value: Value) -> bool:
 def _count_macs(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:
     """Return the MACs of each layer on the given inputs."""
     counter = MacCounter(graph, inputs)
-    with torch.no_grad():
-        interpret(graph, inputs, counter)
+    compute_outputs(graph, inputs, counter)
     return counter.of

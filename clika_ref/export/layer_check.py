@@ -11,12 +11,13 @@ import torch
 from clika_ref.compiled.runners import compile_temporarily, load_runner
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError
-from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.export.artifact_check import ROUNDING_TOLERANCE
+from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.layer_weights import data_of, non_bias_operands
 
 MAX_SHIFTED_SHARE = 1e-4
@@ -45,8 +46,7 @@ def describe_first_broken_layer(target: Target, graph: Graph, inputs: Sequence[t
         inputs: inputs of the graph; the interpreter computes the inputs of each layer from them.
     """
     tensors: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
-    with torch.no_grad():
-        interpret(graph, inputs, lambda node, made: tensors.update(zip(node.outputs, made, strict=True)))
+    compute_outputs(graph, inputs, lambda node, made: tensors.update(zip(node.outputs, made, strict=True)))
     sizes = read_sizes(graph, inputs)
     for region in find_regions(graph):
         alone, given = _isolate(region, tensors, sizes)

@@ -11,7 +11,6 @@ from torch import Tensor
 from clika_ref.compiled.runners import load_runner
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import DisagreementError
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Target
 from clika_ref.export.input_rounding import find_rounding_layers, run_with_rounded_inputs
@@ -19,6 +18,7 @@ from clika_ref.export.layer_check import describe_first_broken_layer
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error_by_sample, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.decision import ratio_in_decibels
+from clika_ref.quantization.graph_runs import compute_outputs
 
 MARGIN_DB = 0.5
 """Decibels that an artifact may lose against the simulation: rounding differs, and accumulates with depth."""
@@ -117,9 +117,8 @@ def _measure_noise(
     noises = {i: _Noise() for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point}
     for inputs in examples:
         reference = expected(inputs)
-        with torch.no_grad():
-            exact, _ = interpret(graph, [t.clone() for t in inputs])
-            simulated = run_with_rounded_inputs(graph, inputs, rounding) if rounding else exact
+        exact = compute_outputs(graph, inputs)
+        simulated = run_with_rounded_inputs(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
         samples = _count_samples([reference[i] for i in noises], sample_count(inputs))
         for i, noise in noises.items():

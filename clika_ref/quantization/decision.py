@@ -75,10 +75,6 @@ def format_decibels(ratio: float) -> str:
     return named.get(ratio, f"{ratio:.1f} dB")
 
 
-def _format_decision(layer: LayerReport) -> str:
-    return f"float: {layer.reason}" if layer.reason else "quantized"
-
-
 LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
     "layer": lambda layer: layer.scope or layer.name,
     "operator": lambda layer: layer.operator,
@@ -87,7 +83,7 @@ LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
     "QS": lambda layer: layer.sensitivity,
     "bytes": lambda layer: layer.bytes_before,
     "bytes after": lambda layer: layer.bytes_after,
-    "decision": _format_decision,
+    "decision": lambda layer: f"float: {layer.reason}" if layer.reason else "quantized",
 }
 """Columns of the table of layers: widths in bits, QS for quantization sensitivity."""
 

@@ -7,12 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from torch import Tensor
-
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.quantization_scheme import QuantizationScheme, WeightOnlyScheme
 from clika_ref.quantization.algorithms.bias_correction import BiasShifts
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
 from clika_ref.quantization.algorithms.gptq import round_weights
@@ -76,9 +74,9 @@ class QuantizationPipeline:
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        if self._is_weight_only:
-            assert self.scheme.weights_only is not None
-            list_layer_options(self._graph, self.scheme.weights_only, self.chosen, self.settings, self._user_skips)
+        only = self._weight_only_scheme
+        if only is not None:
+            list_layer_options(self._graph, only, self.chosen, self.settings, self._user_skips)
         else:
             _reject_widths(self.chosen, self.scheme)
 
@@ -92,20 +90,20 @@ class QuantizationPipeline:
             ModelError: the target supports none of the weight widths or block sizes in the settings.
         """
         settings = self.settings if threshold is None else self.settings.with_threshold(threshold)
-        found = self._decide_weight_only(settings) if self._is_weight_only else self._decide_full(settings)
+        only = self._weight_only_scheme
+        found = self._decide_full(settings) if only is None else self._decide_weight_only(settings, only)
         if not found.plan.is_empty:
             found.plan.smoothing = self.calibration.table.smoothing or {}
         return found
 
     @property
-    def _is_weight_only(self) -> bool:
-        return bool(self.settings.prefer_weights_only_quantization) and self.scheme.weights_only is not None
+    def _weight_only_scheme(self) -> WeightOnlyScheme | None:
+        return self.scheme.weights_only if self.settings.prefer_weights_only_quantization else None
 
-    def _decide_weight_only(self, settings: QuantizationSettings) -> Quantization:
-        assert self.scheme.weights_only is not None
+    def _decide_weight_only(self, settings: QuantizationSettings, kind: WeightOnlyScheme) -> Quantization:
         found = quantize_weights_only(
             self.calibration,
-            self.scheme.weights_only,
+            kind,
             self.chosen,
             settings,
             self._skip_reasons,
@@ -209,10 +207,6 @@ class QuantizationPipeline:
         return self.calibration.graph
 
     @property
-    def _inputs(self) -> list[Tensor]:
-        return self.calibration.reservoir.batches[0]
-
-    @property
     def _fitted_batches(self) -> list[int]:
         """Indices of the batches that weights and biases are fitted to; the second batch is for evaluation."""
         first, *others = range(len(self.calibration.reservoir.batches))
@@ -262,7 +256,7 @@ class QuantizationPipeline:
         return search_observers(self.planner, self.placement, self.evaluation, self._estimate_sensitivities, observers)
 
     def _estimate_sensitivities(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
-        seen, inputs = self.calibration.table.values, self._inputs
+        seen, inputs = self.calibration.table.values, self.calibration.reservoir.batches[0]
         return estimate_sensitivities(
             self._graph, self.placement, plan, self.operators, inputs, seen=seen, rivals=rivals
         )

@@ -231,3 +231,8 @@ def unpack_bits(packed: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _bit_indices(like: torch.Tensor) -> torch.Tensor:
     return torch.arange(BITS_PER_BYTE, dtype=torch.uint8, device=like.device)
+
+
+def strip_prefix(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the tensors with names that begin with a prefix, under their names without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

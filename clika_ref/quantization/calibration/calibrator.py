@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,18 @@ def sample_count(inputs: Sequence[Tensor]) -> int:
     return max((t.shape[0] for t in inputs if t.ndim), default=1)
 
 
+def take_batches(batches: Iterable[Sequence[Tensor]], min_samples: int) -> list[Sequence[Tensor]]:
+    """Return the first batches with ``min_samples`` samples along dim 0 in total, or all; no further ones are read."""
+    chosen: list[Sequence[Tensor]] = []
+    count = 0
+    for inputs in batches:
+        chosen.append(inputs)
+        count += sample_count(inputs)
+        if count >= min_samples:
+            break
+    return chosen
+
+
 def batch_bytes(inputs: Sequence[Tensor]) -> int:
     """Return the size of a batch in bytes."""
     return sum(t.numel() * t.element_size() for t in inputs)
@@ -51,17 +63,6 @@ class Reservoir:
     batches: list[list[Tensor]] = field(default_factory=list[list[Tensor]])
     used_bytes: int = 0
     is_full: bool = False
-
-    def samples(self, fewest: int) -> list[list[Tensor]]:
-        """Return the first batches that together have at least ``fewest`` samples along dim 0, or all batches."""
-        chosen: list[list[Tensor]] = []
-        count = 0
-        for inputs in self.batches:
-            if count >= fewest:
-                break
-            chosen.append(inputs)
-            count += sample_count(inputs)
-        return chosen
 
     def offer(self, inputs: Sequence[Tensor]) -> None:
         """Keep a copy of a batch unless the reservoir is full; the first batch is always kept.
