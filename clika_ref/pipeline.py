@@ -34,9 +34,9 @@ from clika_ref.lora.adapters import freeze_base
 from clika_ref.lora.attaching import attach_adapters, random_matrices
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.onnx_export.generic_operators import torchlib_operator
-from clika_ref.pruning.batches import take_batches
+from clika_ref.pruning.batches import MIN_PRUNING_SAMPLES
 from clika_ref.pruning.stages import PruningRequest, prune_graph
-from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.calibration.calibrator import Calibration, take_batches
 from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.request import QuantizationRequest
@@ -229,7 +229,8 @@ def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _Co
         context.log.warning(PRUNING_ON_TRACING_INPUTS)
     request = PruningRequest(given.pruning_settings, given.layer_pruning_settings or {})
     are_dealt = data is not None or given.tracing_inputs is None
-    chosen = take_batches(gather_batches(context.ranks, take_batches(batches), are_dealt=are_dealt))
+    few = take_batches(batches, MIN_PRUNING_SAMPLES)
+    chosen = take_batches(gather_batches(context.ranks, few, are_dealt=are_dealt), MIN_PRUNING_SAMPLES)
     if not chosen:
         raise ModelError(NO_BATCHES_ERROR)
     prune_graph(captured.graph, request, chosen, context.registry.operators, context.log)
@@ -248,13 +249,12 @@ def _quantize(
 ) -> tuple[Calibration, Quantization]:
     """Calibrate the graph and decide which layers to quantize."""
     batches = iter_graph_inputs(captured.graph, captured.signature, data.calls(context.callee), context.log)
-    calibration, file = prepare_calibration(captured.graph, request, context.registry), context.options.ranges_file
+    calibration = prepare_calibration(captured.graph, request, context.registry)
     common, ranks = (request, context.registry, context.log), context.ranks
-    how = {"total": data.count, "ranges_file": file, "ranks": ranks}
     try:
-        stages = calibrate_graph(calibration, batches, *common, model=captured.graph, **how)
+        stages = calibrate_graph(calibration, batches, *common, model=captured.graph, total=data.count, ranks=ranks)
     except BaseException:  # including an interrupt
-        if calibration.table.batches and not file:
+        if calibration.table.batches and not context.options.ranges_file:
             context.log.show(RANGES_LOST.format(calibration.table.batches))
         raise
     return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)

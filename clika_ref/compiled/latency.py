@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clika_ref.compiled.lowering import quantize_for_target
-from clika_ref.compiled.runners import to_cpu
+from clika_ref.compiled.runners import compile_temporarily, to_cpu
 from clika_ref.core.artifacts import Runner
-from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
@@ -24,6 +21,7 @@ from clika_ref.core.quantization_scheme import QuantizationScheme, is_fused
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
+from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_layer
 from clika_ref.quantization.qdq.layer_weights import data_of, weight_of, weight_scale_dim
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight
@@ -98,40 +96,32 @@ class LayerTimer:
         kind = self.scheme.activations
         codes = (x / TIMING_QPARAMS.scale).round().clamp(kind.low, kind.high)
         integers = codes.to(torch.int8 if kind.is_signed else torch.uint8)
-        plain = self._layer_graph(node, x, None)
-        with tempfile.TemporaryDirectory() as folder:
-            in_float = self._load_runner(plain, Path(folder) / "float")
-            if weight is not None:
-                (layer,) = (n for n in plain.nodes if n.op_type == node.op_type)
-                pack_layer_weight(plain, layer, weight, self.operators)
-                return measure_ratio(self._load_runner(plain, Path(folder) / "few"), [x], in_float, [x])
-            small = self._load_runner(self._layer_graph(node, x, integers), Path(folder) / "integers")
-            return measure_ratio(small, [integers], in_float, [x])
+        given = integers if weight is None else x
+        small, plain = self._layer_graph(node, given), self._layer_graph(node, x)
+        if weight is not None:
+            (layer,) = (n for n in small.nodes if n.op_type == node.op_type)
+            pack_layer_weight(small, layer, weight, self.operators)
+        return _measure_ratio_of_graphs(self.target, small, [given], plain, [x])
 
-    def _load_runner(self, graph: Graph, path: Path) -> Runner:
-        return self.target.load(self.target.compile(graph, path))
-
-    def _layer_graph(self, node: Node, x: Tensor, integers: Tensor | None) -> Graph:
-        """Return a graph of one layer and its fused reader, in float or, if ``integers`` are given, quantized."""
-        graph = Graph("layer")
+    def _layer_graph(self, node: Node, x: Tensor) -> Graph:
+        """Return a graph of one layer and its fused reader: in float, or quantized if the input ``x`` is."""
+        graph, scale = Graph("layer"), (TIMING_QPARAMS.scale, TIMING_QPARAMS.zero_point)
         build = Builder(graph, self.operators)
-        given = graph.add_input(
-            TensorType(*((x.dtype, tuple(x.shape)) if integers is None else _tensor_type(integers))), "x"
-        )
-        read = given if integers is None else build("dequantize", given, *_timing_qparams())
+        given, is_float = graph.add_input(TensorType(x.dtype, tuple(x.shape)), "x"), x.is_floating_point()
+        read = given if is_float else build("dequantize", given, *scale)
         others = (v if v is None else build.constant(data_of(v), v.name) for v in node.inputs[1:])
         result = build(node.op, read, *others, **node.attrs)
         layer, behind = result.producer, self._find_fused_reader(node)
         if behind is not None:
             result = build(behind.op, result, *behind.inputs[1:], **behind.attrs)
-        if integers is not None:
+        if not is_float:
             scales = compute_weight_scales(
                 data_of(weight_of(node)), weight_scale_dim(node, self.scheme), self.scheme.weights
             )
             plan = Plan(self.scheme, {read.name: TIMING_QPARAMS}, {layer.name: scales})
             quantize_layer(graph, layer, plan, self.operators)
             if node.op_type in self.scheme.closed:
-                result = build("quantize", result, *_timing_qparams(), **quantize_attributes(self.scheme.activations))
+                result = build("quantize", result, *scale, **quantize_attributes(self.scheme.activations))
         graph.add_output(result)
         return graph
 
@@ -144,8 +134,7 @@ def _record_inputs(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor
     def observe(node: Node, results: tuple[Tensor, ...]) -> None:
         tensors.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in layer_inputs)
 
-    with torch.no_grad():
-        interpret(graph, inputs, observe)
+    compute_outputs(graph, inputs, observe)
     return {node: tensors[node.inputs[0]] for node in layers if node.inputs[0] in tensors}
 
 
@@ -167,16 +156,16 @@ def measure_ratio_to_float(
     """
     plain = quantize_for_target(graph, None, target, registry)
     small = quantize_for_target(graph, plan, target, registry)
-    with tempfile.TemporaryDirectory() as folder:
-        one, other = (
-            target.load(target.compile(g, Path(folder) / name)) for g, name in ((small, "integers"), (plain, "float"))
-        )
-        return measure_ratio(one, inputs, other, inputs)
+    return _measure_ratio_of_graphs(target, small, inputs, plain, inputs)
 
 
-def measure_ratio(one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor]) -> float:
-    """Return the ratio of the time of one runner to that of another: see `measure_seconds_and_ratio`."""
-    return measure_seconds_and_ratio(one, given, other, given_other)[1]
+def _measure_ratio_of_graphs(
+    target: Target, one: Graph, given: Sequence[Tensor], other: Graph, given_other: Sequence[Tensor]
+) -> float:
+    """Return the ratio of the time of one lowered graph to that of another: see `measure_seconds_and_ratio`."""
+    with compile_temporarily(one, target) as artifact, compile_temporarily(other, target) as artifact_of_other:
+        runners = target.load(artifact), target.load(artifact_of_other)
+        return measure_seconds_and_ratio(runners[0], given, runners[1], given_other)[1]
 
 
 def measure_seconds_and_ratio(
@@ -212,14 +201,6 @@ def _time_calls(runner: Runner, given: Sequence[Tensor], calls: int) -> float:
     for _ in range(calls):
         runner(given)
     return (time.perf_counter() - start) / calls
-
-
-def _timing_qparams() -> tuple[float, int]:
-    return TIMING_QPARAMS.scale, TIMING_QPARAMS.zero_point
-
-
-def _tensor_type(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    return x.dtype, tuple(x.shape)
 
 
 def _has_one_input(node: Node, weights: Mapping[str, PackedWeight]) -> bool:

@@ -14,6 +14,7 @@ from clika_ref.core.targets import Target
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
+from clika_ref.serialization.container import strip_prefix
 from clika_ref.serialization.vocabulary import QuantizationKey, TensorPrefix
 from clika_ref.settings.compile_options import target_hint
 
@@ -46,12 +47,7 @@ class QuantizationState:
         Raises:
             ModelError: the data has another version, or is damaged.
         """
-        own = {
-            n.removeprefix(TensorPrefix.QUANTIZATION): t
-            for n, t in tensors.items()
-            if n.startswith(TensorPrefix.QUANTIZATION)
-        }
-        plan = plan_from_json(document[QuantizationKey.PLAN], own)
+        plan = plan_from_json(document[QuantizationKey.PLAN], strip_prefix(tensors, TensorPrefix.QUANTIZATION))
         return cls(str(document[QuantizationKey.TARGET]), plan, str(document[QuantizationKey.MODEL]))
 
 

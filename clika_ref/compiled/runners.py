@@ -1,13 +1,29 @@
-"""Run an artifact in its runtime, with inputs on any device."""
+"""Compile a graph for a short time, and run an artifact in its runtime, with inputs on any device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from torch import Tensor
 
 from clika_ref.core.artifacts import Artifact, Runner
+from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Target
+
+
+@contextmanager
+def compile_temporarily(written: Graph, target: Target) -> Iterator[Artifact]:
+    """Write a graph to a temporary file, which can be queried within the block.
+
+    Args:
+        written: the graph as lowered for the target.
+        target: the target that runs it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        yield target.compile(written, Path(folder) / "model.onnx")
 
 
 def load_runner(target: Target, artifact: Artifact) -> Runner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from clika_ref.capture.calibration_inputs import LazyDataset
 from clika_ref.capture.signature import Signature
+from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.float_execution import FloatExecutor
 from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.simulation import Simulation
@@ -205,21 +207,29 @@ class CompiledState:
         kept = ("deployment", "options", "logs_dir", "timings", "warnings", "idle_dropouts", "examples_are_data")
         state = {name: getattr(self, name) for name in (*kept, "quantized")} | {"example_sizes": self.sizes}
         if self._graph is not None:
-            document = {
-                ModuleKey.GRAPH: graph_to_json(self._graph),
-                ModuleKey.SIGNATURE: signature_to_json(self.signature),
-            }
-            state["document"] = json.dumps(document)
+            state["document"] = json.dumps(self.describe_graph())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         document = state.pop("document", None)
         self.__init__(**state)
         if document is not None:
-            saved = json.loads(document)
-            find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
-            graph = graph_from_json(saved[ModuleKey.GRAPH], find)
-            self.install(graph, signature_from_json(saved[ModuleKey.SIGNATURE]))
+            self.install(*self.read_graph(json.loads(document)))
+
+    def describe_graph(self) -> dict[str, Any]:
+        """Return the graph and its signature as a document for `read_graph`."""
+        return {
+            ModuleKey.GRAPH: graph_to_json(self.graph),
+            ModuleKey.SIGNATURE: signature_to_json(self.signature),
+        }
+
+    def read_graph(
+        self, document: Mapping[str, Any], weights: Mapping[str, torch.Tensor] | None = None
+    ) -> tuple[Graph, Signature]:
+        """Return the graph and the signature of a document, with weights as its constants if given."""
+        find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
+        graph = graph_from_json(document[ModuleKey.GRAPH], find, weights)
+        return graph, signature_from_json(document[ModuleKey.SIGNATURE])
 
 
 class CompiledModule(nn.Module):
@@ -298,3 +308,40 @@ def replace_graph(module: CompiledModule, graph: Graph) -> None:
     module.clika_state.replace_graph(graph)
     module.clika_state.unfinished = None
     set_quantization(module, None, None)
+
+
+def read_tensors(module: CompiledModule) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+    """Return the weights of a module by the names of the graph's constants, and its log scales."""
+    return weights_of(module, module.clika_state.graph), log_scales_of(module)
+
+
+def require_simulation(state: CompiledState) -> Simulation:
+    """Return the simulation of the quantized artifact, created on first use."""
+    if state.simulation is None:
+        assert state.quantized is not None
+        state.simulation = Simulation(state.quantized, state.registry)
+    return state.simulation
+
+
+def update_simulation(module: CompiledModule) -> None:
+    """Quantize the current weights again, if they have changed."""
+    state = module.clika_state
+    require_simulation(state).prepare(state.graph, *read_tensors(module), compare_elements=True)
+
+
+def require_training_executor(module: CompiledModule) -> TrainingExecutor:
+    """Return the training executor; it is rebuilt after the module has moved to another device."""
+    state = module.clika_state
+    executor = state.training_executor
+    if executor is not None and (torch.compiler.is_compiling() or executor.device == device_of_weights(module)):
+        return executor
+    quantized = state.quantized
+    assert quantized is not None
+    with torch.inference_mode(mode=False), outside_autocast():
+        executor = TrainingExecutor(
+            bind_graph(module), quantized, log_scales_of(module), state.registry, state.options.batch_norm
+        )
+    if executor.quantized.plan.norms.keys() != quantized.plan.norms.keys():  # scales follow these norms now
+        state.quantized, state.simulation = executor.quantized, None
+    state.training_executor = executor
+    return executor

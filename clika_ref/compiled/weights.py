@@ -93,13 +93,10 @@ def weight_dtype_error(name: str, found: torch.dtype, traced: torch.dtype) -> Mo
 
 def register_weights(module: nn.Module, graph: Graph, persistent: frozenset[str]) -> None:
     """Register the constants of a graph under their qualified names, tied ones under each of their names."""
-    for name, value in graph.constants.items():
-        assert value.data is not None
-        register_weight(module, name, value.data, is_saved=name in persistent)
-    for alias, name in graph.aliases.items():
-        data = graph.constants[name].data
+    for name, source in {**{name: name for name in graph.constants}, **graph.aliases}.items():
+        data = graph.constants[source].data
         assert data is not None
-        register_weight(module, alias, data, is_saved=alias in persistent)
+        register_weight(module, name, data, is_saved=name in persistent)
 
 
 def register_weight(module: nn.Module, name: str, data: torch.Tensor, *, is_saved: bool) -> None:

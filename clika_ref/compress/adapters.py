@@ -22,8 +22,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.distributed.decisions import check_same_model, check_same_settings
 from clika_ref.distributed.ranks import broadcast_from_rank0, open_ranks
-from clika_ref.lora.adapter_scales import add_adapter_scales
-from clika_ref.lora.adapters import ADAPTER_SCOPE, adapters_of, freeze_base
+from clika_ref.lora.adapters import ADAPTER_OPERATORS, ADAPTER_SCOPE, adapters_of, freeze_base, layer_of
 from clika_ref.lora.attaching import attach_adapters, random_matrices
 from clika_ref.lora.merging import merge_adapters
 from clika_ref.lora.report import AdapterReport
@@ -65,11 +64,30 @@ def attach_lora(
 
 
 def _add_adapter_scales(own: QuantizationState, graph: Graph, registry: Registry) -> QuantizationState:
-    """Return a quantization with scales for the outputs of the adapters of a graph."""
-    clone = graph.clone()
+    """Return a quantization, made before adapters were attached, with scales for the outputs of the adapters.
+
+    The output of an adapter gets the scale of its layer's output. The latter keeps a scale if the target needs one to
+    run such a layer quantized. The quantized weights and the names of layers do not change.
+    """
+    plan, clone = own.plan, graph.clone()
     with torch.no_grad():
-        lower_for(own.plan, clone, registry, target_of(own, registry))
-    return replace(own, plan=add_adapter_scales(own.plan, clone), model=fingerprint(graph))
+        lower_for(plan, clone, registry, target_of(own, registry))
+    activations, scaled_as = dict(plan.activations), dict(plan.scale_sources)
+    for node in [node for node in clone.nodes if node.op_type in ADAPTER_OPERATORS.values()]:
+        layer, result = layer_of(node), node.name
+        if layer.name not in activations:
+            continue
+        activations[result] = activations[layer.name]
+        for value, source in plan.scale_sources.items():
+            if source == layer.name:
+                scaled_as[value] = result
+        if layer.name in scaled_as:
+            scaled_as[result] = scaled_as[layer.name]
+        if layer.op_type not in plan.scheme.closed:
+            del activations[layer.name]
+            scaled_as.pop(layer.name, None)
+    extended = replace(plan, activations=activations, scale_sources=scaled_as)
+    return replace(own, plan=extended, model=fingerprint(graph))
 
 
 def merge_lora(module: CompiledModule) -> None:

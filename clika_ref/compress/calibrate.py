@@ -150,12 +150,12 @@ def _run_calibration(
         before = None  # an interrupt stops each rank at another batch
     calibration = begin_calibration(graph, request, state.registry, before, log, has_data=data is not None)
     if data is not None:
-        batches, total, file = _read_data(module, graph, data, calibration, log), data.count, state.options.ranges_file
+        batches, total = _read_data(module, graph, data, calibration, log), data.count
     else:
         batches = known.reservoir.batches if known else _tracing_inputs(state, log)
-        total, file = len(batches), ""
+        total = len(batches)
     reading = SINGLE_PROCESS if data is None and known else ranks  # existing ranges are those of all ranks
-    options = {"total": total, "ranges_file": file, "are_given": data is not None, "ranks": reading}
+    options = {"total": total, "are_given": data is not None, "ranks": reading}
     pipeline = calibrate_graph(calibration, batches, request, state.registry, log, model=graph, **options)
     if data is None and known is not None:
         calibration.sizes = known.sizes  # includes batches that were not kept

@@ -28,7 +28,6 @@ from clika_ref.quantization.algorithms.smooth_quant import (
     apply_smoothing,
     search_smoothing_factors,
 )
-from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.calibration.range_table import RangeTable
@@ -162,7 +161,7 @@ def _search_factors(
     smoothing, equalization = request.options.smoothing, request.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = smallest_width_and_blocks(settings)
-        try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, options=WeightOnlyOptions.of(request.options))
+        try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, options=request.options)
         smoothing_options = SmoothingOptions(
             None, _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED), None, 0
         )  # each is evaluated on held-out data

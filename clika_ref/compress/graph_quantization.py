@@ -203,7 +203,6 @@ def calibrate_graph(
     *,
     model: Graph,
     total: int | None = None,
-    ranges_file: str | PathLike[str] = "",
     are_given: bool = True,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> QuantizationPipeline:
@@ -228,6 +227,7 @@ def calibrate_graph(
             processes use a ranges file.
         TargetError: layers are to be timed, and the target cannot run them.
     """
+    ranges_file = request.options.ranges_file if are_given else ""
     if ranks.is_distributed and ranges_file:
         raise ModelError(RANGES_FILE_WITH_RANKS_ERROR.format(ranges_file))
     _make_pipeline(calibration, request, registry, model)  # reject unsupported settings before the data is read

@@ -22,9 +22,10 @@ from clika_ref.distributed.decisions import check_same_model, check_same_setting
 from clika_ref.distributed.merging import gather_batches
 from clika_ref.distributed.ranks import open_ranks
 from clika_ref.lora.adapters import adapters_of
-from clika_ref.pruning.batches import take_batches
+from clika_ref.pruning.batches import MIN_PRUNING_SAMPLES
 from clika_ref.pruning.report import PruningReport
 from clika_ref.pruning.stages import PruningRequest, prune_graph
+from clika_ref.quantization.calibration.calibrator import take_batches
 from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import check_types
@@ -75,7 +76,8 @@ def prune(module: CompiledModule, given: PruningArguments) -> PruningReport:
         settings = {"pruning_settings": request.settings, "layer_pruning_settings": {**request.layers}}
         check_same_settings(settings, ranks)
         own, are_dealt = _sensitivity_batches(module, graph, data, log)
-        batches = take_batches(gather_batches(ranks, own, are_dealt=are_dealt))
+        few = take_batches(own, MIN_PRUNING_SAMPLES)
+        batches = take_batches(gather_batches(ranks, few, are_dealt=are_dealt), MIN_PRUNING_SAMPLES)
         if not batches:
             raise ModelError(NO_BATCHES_ERROR)
         found = prune_graph(graph, request, batches, state.registry.operators, log)
@@ -88,7 +90,7 @@ def prune(module: CompiledModule, given: PruningArguments) -> PruningReport:
 
 def _sensitivity_batches(
     module: CompiledModule, graph: Graph, data: LazyDataset | None, log: CompilationLog
-) -> tuple[list[Sequence[torch.Tensor]], bool]:
+) -> tuple[Iterable[Sequence[torch.Tensor]], bool]:
     """Return batches of data, given or held by the module, and whether they differ between ranks.
 
     Raises:
@@ -96,14 +98,14 @@ def _sensitivity_batches(
     """
     state = module.clika_state
     if data is None and state.calibration is not None:
-        return take_batches(state.calibration.reservoir.batches), False  # the reservoir is the same on all ranks
+        return state.calibration.reservoir.batches, False  # the reservoir is the same on all ranks
     if data is None and state.unread is not None and state.unread.is_rereadable:
         data = state.unread
     if data is not None:
         calls = data.start().calls(make_callable(module))
-        return take_batches(iter_graph_inputs(graph, state.signature, calls, log)), True
+        return iter_graph_inputs(graph, state.signature, calls, log), True
     if not state.examples:
         raise ModelError(NO_CALIBRATION_DATA)
     if not state.examples_are_data:
         log.warning(PRUNING_ON_TRACING_INPUTS)
-    return take_batches(state.examples), state.examples_are_data
+    return state.examples, state.examples_are_data

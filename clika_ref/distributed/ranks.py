@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
-from clika_ref.serialization.extra_state import read_extra_state, write_extra_state
+from clika_ref.serialization.container import read_extra_state, write_extra_state
 from clika_ref.settings.distributed import ACCEPTED_DISTRIBUTED_SETTINGS, DistributedTrainingSettings
 
 Message = tuple[Mapping[str, Any], Mapping[str, Tensor]]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
-from clika_ref.compiled.runners import load_runner
+from clika_ref.compiled.runners import compile_temporarily, load_runner
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError, DisagreementError
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Target
+from clika_ref.quantization.graph_runs import compute_outputs
 
 ROUNDING_TOLERANCE = 1024.0
 """Difference that a runtime may show, in roundings of the largest element, before a closer check.
@@ -112,9 +110,7 @@ def compute_in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[tor
         dtype = node.attrs.get("dtype")
         if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
             node.attrs = {**node.attrs, "dtype": torch.float64}
-    with torch.no_grad():
-        outputs, _ = interpret(wide, [t.double() if t.is_floating_point() else t for t in inputs])
-    return outputs
+    return compute_outputs(wide, [t.double() if t.is_floating_point() else t for t in inputs])
 
 
 def find_first_difference(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
@@ -129,14 +125,12 @@ def find_first_difference(target: Target, graph: Graph, inputs: Sequence[torch.T
     def keep(node: Node, made: tuple[torch.Tensor, ...]) -> None:
         results.update(zip(node.outputs, made, strict=True))
 
-    with torch.no_grad():
-        interpret(probe, inputs, keep)
+    compute_outputs(probe, inputs, keep)
     already = set(probe.outputs)
     for _, value in nodes:
         if value not in already:
             probe.add_output(value)
-    with TemporaryDirectory() as folder:
-        artifact = target.compile(probe, Path(folder) / "probe.onnx")
+    with compile_temporarily(probe, target) as artifact:
         found = dict(zip(probe.outputs, load_runner(target, artifact)(inputs), strict=True))
     for node, value in nodes:
         text = describe_differences([results[value]], [found[value]], ROUNDING_TOLERANCE).get(0)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from clika_ref.compiled.lowering import check_supported
+from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.registry import Registry
@@ -22,6 +19,7 @@ from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.export import make_export_graph
 from clika_ref.export.input_rounding import find_low_bit_layers
 from clika_ref.quantization.algorithms.macs import MacCounter
+from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
 from clika_ref.reporting.tables import HasTables, Table
@@ -138,18 +136,6 @@ def explain(
         return explain_artifact(written, file, plan, target, inputs)
 
 
-@contextmanager
-def compile_temporarily(written: Graph, target: Target) -> Iterator[Artifact]:
-    """Write a graph to a temporary file, which can be queried within the block.
-
-    Args:
-        written: the graph as lowered for the target.
-        target: the target that runs it.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        yield target.compile(written, Path(folder) / "model.onnx")
-
-
 def explain_artifact(
     written: Graph, file: Artifact, plan: Plan | None, target: Target, inputs: Sequence[torch.Tensor]
 ) -> Explanation:
@@ -205,6 +191,5 @@ def _is_dequantized(value: Value) -> bool:
 def _count_macs(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:
     """Return the MACs of each layer on the given inputs."""
     counter = MacCounter(graph, inputs)
-    with torch.no_grad():
-        interpret(graph, inputs, counter)
+    compute_outputs(graph, inputs, counter)
     return counter.of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.errors import PassError, TargetError
-from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder, infer_types
 from clika_ref.core.ir import Data, Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
+from clika_ref.quantization.graph_runs import compute_outputs
+from clika_ref.quantization.qdq.insertion import redirect_use
 
 FULL_PRECISION = torch.float32
 
@@ -90,21 +92,18 @@ def _in_half(item: Any, half: torch.dtype) -> Any:
     return half if item is FULL_PRECISION else item
 
 
+@dataclass
 class _HalfConversion:
     """Converts the planned nodes of a graph: inserts casts, and converts weights and types."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        half: torch.dtype,
-        operators: Mapping[str, Operator],
-        planned: Mapping[Node, tuple[TensorType, ...]],
-    ) -> None:
-        self.graph, self.half, self.operators, self.planned = graph, half, operators, planned
-        self.converted: dict[Value, None] = {}
-        """Values that became half precision, in order."""
-        self.twins: dict[Value, Value] = {}
-        """The same values in the other precision."""
+    graph: Graph
+    half: torch.dtype
+    operators: Mapping[str, Operator]
+    planned: Mapping[Node, tuple[TensorType, ...]]
+    converted: dict[Value, None] = field(default_factory=dict[Value, None])
+    """Values that became half precision, in order."""
+    twins: dict[Value, Value] = field(default_factory=dict[Value, Value])
+    """The same values in the other precision."""
 
     def run(self) -> None:
         for value in self.graph.constants.values():
@@ -120,7 +119,7 @@ class _HalfConversion:
                 self._convert(node, self.planned[node])
         for value in list(self.converted):
             for use in [use for use in value.uses if use.user is self.graph]:
-                self._set_result(use, self._cast(value, None, FULL_PRECISION))
+                redirect_use(self.graph, use, self._cast(value, None, FULL_PRECISION))
 
     def _convert(self, node: Node, types: Sequence[TensorType]) -> None:
         node.attrs = {name: _in_half(value, self.half) for name, value in node.attrs.items()}
@@ -172,12 +171,6 @@ class _HalfConversion:
         assert data is not None
         return partial(_narrow, data, self.half)
 
-    def _set_result(self, use: Use, value: Value) -> None:
-        if isinstance(use.position, int):
-            self.graph.set_output(use.position, value)
-        else:
-            self.graph.set_state(use.position, value)
-
 
 def _narrow(data: Data, half: torch.dtype) -> Tensor:
     """Convert elements to half precision; finite ones stay finite."""
@@ -211,8 +204,7 @@ def check_overflow(
             (others if reads_endless else overflowing).append(node)  # infinite operands, as in masks, are no overflow
         endless.update(odd)
 
-    with torch.no_grad():
-        found, _ = interpret(graph, [t.clone() for t in inputs], look)
+    found = compute_outputs(graph, inputs, look)
     for reference, result in zip(expected(inputs), found, strict=True):
         if bool(reference.isfinite().all()) and not bool(result.isfinite().all()):
             first = (overflowing or others)[0]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.quantization_scheme import WeightOnlyScheme
+from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.quantization.graph_runs import compute_outputs
 
 MAX_INT8 = 127
 """Maximum of a block's 8-bit integers, which the element of largest magnitude gets."""
@@ -41,10 +41,12 @@ def _find_dequantize(value: Value) -> Node | None:
     return value.producer if value.producer is not None and value.producer.op_type == "dequantize" else None
 
 
-def find_rounding_layers(graph: Graph, kind: WeightOnlyScheme) -> dict[Node, int]:
-    """Return the layers with inputs that the target rounds, and the number of elements per scale."""
-    layers = find_low_bit_layers(graph) if kind.rounds_inputs else {}
-    return {node: weight.block_size or kind.block_size for node, weight in layers.items()}
+def find_rounding_layers(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, int]:
+    """Return the layers with inputs that the target rounds on multiplication, and the number of elements per scale."""
+    kind = scheme.weights_only if scheme is not None else None
+    if kind is None or not kind.rounds_inputs:
+        return {}
+    return {node: weight.block_size or kind.block_size for node, weight in find_low_bit_layers(graph).items()}
 
 
 def run_with_rounded_inputs(graph: Graph, inputs: Sequence[Tensor], layers: Mapping[Node, int]) -> list[Tensor]:
@@ -60,7 +62,7 @@ def run_with_rounded_inputs(graph: Graph, inputs: Sequence[Tensor], layers: Mapp
         tensors.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in needed)
         return results
 
-    return interpret(graph, [t.clone() for t in inputs], observe)[0]
+    return compute_outputs(graph, inputs, observe)
 
 
 def round_in_blocks(x: Tensor, size: int) -> Tensor:

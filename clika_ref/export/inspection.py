@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from os import PathLike
@@ -35,10 +35,8 @@ from clika_ref.serialization.atomic_files import require_suffix, write_atomicall
 from clika_ref.settings.argument_checks import check_types
 from clika_ref.settings.compile_options import (
     BaseDeploymentSettings,
-    ClikaCompileOptions,
     DeploymentSettings_ONNXRuntime_ONNX,
 )
-from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.settings import LayerSettings, Settings
 
 REPORT_SUFFIX = ".html"
@@ -159,35 +157,26 @@ def _report_facts(
     plan = plan_for(module, graph, deployment)
     warn_of_changed_weights(module, graph, plan, log)
     given, layers = (request.given, request.layers) if request and own else (None, {})
+    settings = Settings(  # those of an earlier pruning are not available any more
+        deployment_settings=deployment,
+        global_quantization_settings=given,
+        global_lora_settings=state.options.global_lora_settings,
+        layer_settings={name: LayerSettings(layer) for name, layer in layers.items()},
+        clika_compile_options=replace(state.options, global_lora_settings=None),
+    )
     return ReportFacts(
         graph,
         target_for(deployment, state.registry),
         state.registry,
         current_configuration(),
         list_examples(module, graph, None)[0],
-        _collect_settings(deployment, state.options, given, layers),
+        settings,
         plan,
         own.found if own and own.target == deployment.target else None,
         state.calibration.table if state.calibration else None,
         (*state.warnings, *log.warnings),
         dict(state.timings),
         others,
-    )
-
-
-def _collect_settings(
-    deployment: BaseDeploymentSettings,
-    options: ClikaCompileOptions,
-    quantization: QuantizationSettings | None,
-    layers: Mapping[str, LayerQuantizationSettings],
-) -> Settings:
-    """Return all settings of a module as one object. Settings of an earlier pruning are not available any more."""
-    return Settings(
-        deployment_settings=deployment,
-        global_quantization_settings=quantization,
-        global_lora_settings=options.global_lora_settings,
-        layer_settings={name: LayerSettings(layer) for name, layer in layers.items()},
-        clika_compile_options=replace(options, global_lora_settings=None),
     )
 
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from clika_ref.compiled.runners import load_runner
+from clika_ref.compiled.runners import compile_temporarily, load_runner
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError
-from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.export.artifact_check import ROUNDING_TOLERANCE
-from clika_ref.quantization.qdq.layer_weights import non_bias_operands
+from clika_ref.quantization.graph_runs import compute_outputs
+from clika_ref.quantization.qdq.layer_weights import data_of, non_bias_operands
 
 MAX_SHIFTED_SHARE = 1e-4
 """Maximum share of a result's integers that may be off by one, since sums are rounded to float32 in another order.
@@ -47,15 +46,13 @@ def describe_first_broken_layer(target: Target, graph: Graph, inputs: Sequence[t
         inputs: inputs of the graph; the interpreter computes the inputs of each layer from them.
     """
     tensors: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
-    with torch.no_grad():
-        interpret(graph, inputs, lambda node, made: tensors.update(zip(node.outputs, made, strict=True)))
+    compute_outputs(graph, inputs, lambda node, made: tensors.update(zip(node.outputs, made, strict=True)))
     sizes = read_sizes(graph, inputs)
     for region in find_regions(graph):
         alone, given = _isolate(region, tensors, sizes)
         node = region.node
         try:
-            with TemporaryDirectory() as folder:
-                artifact = target.compile(alone, Path(folder) / "layer.onnx")
+            with compile_temporarily(alone, target) as artifact:
                 (found,) = load_runner(target, artifact)(given)
             problem = _problem(tensors[region.result], found)
         except ClikaError as error:  # the runtime fails on the layer alone; that must not hide the mismatch
@@ -98,8 +95,7 @@ def _isolate(
         if not isinstance(operand, Value):
             return resolve(operand, sizes)
         if operand not in own and operand.is_constant:
-            assert operand.data is not None
-            own[operand] = alone.add_constant(operand.data.detach(), operand.name)
+            own[operand] = alone.add_constant(data_of(operand), operand.name)
         elif operand not in own:
             tensor = tensors[operand]
             own[operand] = alone.add_input(TensorType(tensor.dtype, tuple(tensor.shape)), f"x{len(given)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,11 @@ import torch
 
 from clika_ref.capture.inputs import pack_arguments
 from clika_ref.capture.surrounding_autocast import outside_autocast
-from clika_ref.compiled.executors import update_simulation
-from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph
+from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, update_simulation
 from clika_ref.compiled.weights import device_of_weights, weight_dtype_error
 from clika_ref.compress.quantize import plan_for, warn_of_changed_weights
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError
-from clika_ref.core.execution import interpret
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph
 from clika_ref.export.configuration import current_configuration
@@ -24,6 +22,8 @@ from clika_ref.export.example_inputs import choose_example, make_dummy_inputs
 from clika_ref.export.export import ExportRequest, artifact_path, export
 from clika_ref.export.interface import resolve_names
 from clika_ref.export.quantized_check import MIN_MARGIN_SAMPLES
+from clika_ref.quantization.calibration.calibrator import take_batches
+from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import check_types
 from clika_ref.settings.compile_options import BaseDeploymentSettings
@@ -57,7 +57,7 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
         graph.clone(form.select_outputs(graph.outputs)),
         path,
         list_examples(module, graph, given.example_inputs),
-        _output_function(graph, form.select_outputs),
+        lambda inputs: form.select_outputs(compute_outputs(graph, inputs)),
         inputs,
         resolve_names("output_names", given.output_names, defaults, taken=inputs),
         given.dynamic_axes,
@@ -71,19 +71,6 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
         artifact = export(request, deployment, state.registry, log)
         state.record_log(log)
     return artifact
-
-
-def _output_function(
-    graph: Graph, select: Callable[[Sequence[Any]], list[Any]]
-) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """Return a function that computes selected outputs on copies of inputs; buffers do not change."""
-
-    def compute_outputs(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad():
-            outputs, _ = interpret(graph, [t.clone() for t in inputs])
-        return select(outputs)
-
-    return compute_outputs
 
 
 def bind_exportable_graph(module: CompiledModule) -> Graph:
@@ -103,7 +90,7 @@ def bind_exportable_graph(module: CompiledModule) -> Graph:
     return graph
 
 
-def list_examples(module: CompiledModule, graph: Graph, given: Any) -> list[list[torch.Tensor]]:
+def list_examples(module: CompiledModule, graph: Graph, given: Any) -> Sequence[Sequence[torch.Tensor]]:
     """Return inputs of the graph to compare an artifact on: the given ones, or the best that the module holds.
 
     Args:
@@ -116,7 +103,7 @@ def list_examples(module: CompiledModule, graph: Graph, given: Any) -> list[list
     """
     state = module.clika_state
     if given is None and state.calibration is not None:
-        return state.calibration.reservoir.samples(MIN_MARGIN_SAMPLES)
+        return take_batches(state.calibration.reservoir.batches, MIN_MARGIN_SAMPLES)
     if given is None and state.examples:
         return state.examples
     if given is None:

@@ -11,14 +11,14 @@ from torch import Tensor
 from clika_ref.compiled.runners import load_runner
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import DisagreementError
-from clika_ref.core.execution import interpret
-from clika_ref.core.ir import Graph, Node
+from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Target
 from clika_ref.export.input_rounding import find_rounding_layers, run_with_rounded_inputs
 from clika_ref.export.layer_check import describe_first_broken_layer
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error_by_sample, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.decision import ratio_in_decibels
+from clika_ref.quantization.graph_runs import compute_outputs
 
 MARGIN_DB = 0.5
 """Decibels that an artifact may lose against the simulation: rounding differs, and accumulates with depth."""
@@ -113,13 +113,12 @@ def _measure_noise(
     expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> dict[str, _Noise]:
     """Return the errors of each float output, by its name, over all examples."""
-    runner, rounding = load_runner(target, artifact), _rounding_layers(graph, target)
+    runner, rounding = load_runner(target, artifact), find_rounding_layers(graph, target.scheme)
     noises = {i: _Noise() for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point}
     for inputs in examples:
         reference = expected(inputs)
-        with torch.no_grad():
-            exact, _ = interpret(graph, [t.clone() for t in inputs])
-            simulated = run_with_rounded_inputs(graph, inputs, rounding) if rounding else exact
+        exact = compute_outputs(graph, inputs)
+        simulated = run_with_rounded_inputs(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
         samples = _count_samples([reference[i] for i in noises], sample_count(inputs))
         for i, noise in noises.items():
@@ -183,9 +182,3 @@ class _Noise:
 def _has_half_precision(graph: Graph) -> bool:
     halves = (torch.float16, torch.bfloat16)
     return any(v.type.dtype in halves for node in graph.nodes for v in node.outputs)
-
-
-def _rounding_layers(graph: Graph, target: Target) -> dict[Node, int]:
-    """Return the layers with inputs that the target rounds on multiplication, and the number of elements per scale."""
-    scheme = target.scheme
-    return find_rounding_layers(graph, scheme.weights_only) if scheme and scheme.weights_only else {}

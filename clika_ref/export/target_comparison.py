@@ -10,15 +10,15 @@ import torch
 
 from clika_ref.compiled.latency import measure_seconds_and_ratio
 from clika_ref.compiled.lowering import check_supported, target_for
+from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.compiled.state import CompiledModule, bind_graph
 from clika_ref.compress.quantize import decide_for, require_ranges
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError, ModelError, TargetError
 from clika_ref.core.ir import Graph
-from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.export.configuration import ExportConfiguration, current_configuration
-from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
+from clika_ref.export.configuration import current_configuration
+from clika_ref.export.explanation import Explanation, explain_artifact
 from clika_ref.export.export import make_export_graph
 from clika_ref.quantization.decision import Quantization, format_decibels
 from clika_ref.reporting.tables import HasTables, Table
@@ -101,44 +101,6 @@ def make_unsupported_row(target: Target, error: ClikaError) -> TargetFacts:
     return TargetFacts(target.describe_runtime(), 0, 0, 0, None, unsupported_reason=str(error))
 
 
-def measure_target(
-    graph: Graph,
-    found: Quantization,
-    target: Target,
-    registry: Registry,
-    inputs: Sequence[torch.Tensor],
-    *,
-    form: ExportConfiguration,
-) -> TargetFacts:
-    """Export a graph for one target, and query its runtime about it if it is installed.
-
-    Args:
-        graph: the graph of the module.
-        found: the decision for the target.
-        target: the target.
-        registry: the plugins.
-        inputs: inputs of the graph, for timing.
-        form: the export configuration.
-
-    Raises:
-        ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
-        TargetError: the target rejects a node.
-    """
-    small = make_export_graph(graph, found.plan, target, registry, form)
-    check_supported(small, target)
-    # An emulated target decides by rules.
-    unavailable_reason = None if target.emulated_by else target.unavailable_reason()
-    with compile_temporarily(small, target) as file:
-        explanation = explain_artifact(small, file, found.plan, target, inputs) if unavailable_reason is None else None
-
-        def in_float() -> Graph:
-            return make_export_graph(graph, None, target, registry, replace(form, export_int4=None))
-
-        return make_row(
-            found, target, file, explanation, inputs, in_float=in_float, unavailable_reason=unavailable_reason or ""
-        )
-
-
 def make_row(
     found: Quantization,
     target: Target,
@@ -188,16 +150,34 @@ def compare_targets(module: CompiledModule, deployments: Sequence[BaseDeployment
         check_types({"deployment_settings": deployment})
     if not deployments or None in deployments:
         raise ModelError(NO_DEPLOYMENTS)
-    state, graph, form = module.clika_state, bind_graph(module), current_configuration()
+    state, graph = module.clika_state, bind_graph(module)
     targets = [target_for(deployment, state.registry) for deployment in deployments]
-    form.select_outputs(graph.outputs)  # an error for all targets, not for one row
+    current_configuration().select_outputs(graph.outputs)  # an error for all targets, not for one row
     _, calibration = require_ranges(state, targets[0])
     rows: list[TargetFacts] = []
     for target in targets:
         try:
-            found = decide_for(module, graph, target)
-            inputs = calibration.reservoir.batches[0]
-            rows.append(measure_target(graph, found, target, state.registry, inputs, form=form))
+            rows.append(_measure_target(module, graph, target, calibration.reservoir.batches[0]))
         except (ModelError, TargetError) as error:
             rows.append(make_unsupported_row(target, error))
     return TargetComparison(rows)
+
+
+def _measure_target(
+    module: CompiledModule, graph: Graph, target: Target, inputs: Sequence[torch.Tensor]
+) -> TargetFacts:
+    """Quantize and export a graph for one target, and query its runtime about it if it is installed."""
+    found, registry, form = decide_for(module, graph, target), module.clika_state.registry, current_configuration()
+    small = make_export_graph(graph, found.plan, target, registry, form)
+    check_supported(small, target)
+    # An emulated target decides by rules.
+    unavailable_reason = "" if target.emulated_by else target.unavailable_reason() or ""
+
+    def in_float() -> Graph:
+        return make_export_graph(graph, None, target, registry, replace(form, export_int4=None))
+
+    with compile_temporarily(small, target) as file:
+        explanation = None if unavailable_reason else explain_artifact(small, file, found.plan, target, inputs)
+        return make_row(
+            found, target, file, explanation, inputs, in_float=in_float, unavailable_reason=unavailable_reason
+        )

@@ -17,7 +17,7 @@ from clika_ref.distributed.decisions import check_same_settings
 from clika_ref.distributed.ranks import Ranks, open_ranks
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.module.fsdp import broadcast_tensors
-from clika_ref.serialization.extra_state import write_extra_state
+from clika_ref.serialization.container import write_extra_state
 from clika_ref.settings.distributed import DistributedTrainingSettings
 
 PLAN_MISMATCH = (

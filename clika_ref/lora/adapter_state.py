@@ -16,6 +16,7 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Value
 from clika_ref.lora.adapters import DOWN_SUFFIX, UP_SUFFIX, adapters_of
+from clika_ref.quantization.qdq.layer_weights import data_of
 
 PEFT_PREFIX = "base_model.model."
 """Prefix of the path of a layer, since ``peft`` wraps the model."""
@@ -26,11 +27,7 @@ PEFT_KEY = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<which>[AB
 
 def adapter_state(graph: Graph) -> dict[str, Tensor]:
     """Return the matrices of all adapters: ``base_model.model.<path>.lora_A.weight`` and ``...lora_B.weight``."""
-    return {
-        f"{PEFT_PREFIX}{name}": matrix.data.detach()
-        for name, matrix in _matrices(graph).items()
-        if matrix.data is not None
-    }
+    return {f"{PEFT_PREFIX}{name}": data_of(matrix) for name, matrix in _matrices(graph).items()}
 
 
 def _matrices(graph: Graph) -> dict[str, Value]:
@@ -52,19 +49,16 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
             "returns them."
         )
         raise ModelError(msg)
-    own, found, seen = _matrices(graph), dict[str, Tensor](), set[str]()
+    own, found = _matrices(graph), dict[str, Tensor]()
     problems: list[str] = []
     for key, tensor in state.items():
         name = _own_name(key)
-        problem = (
-            _find_mismatch(tensor, own[name], is_second=name in seen)
-            if name in own
-            else "is not a matrix of an adapter"
-        )
+        problem = "is not a matrix of an adapter"
+        if name in own:
+            problem = _find_mismatch(tensor, own[name], is_second=name in found)
         problems += [f"{key!r} {problem}"] if problem else []
         found[name] = tensor
-        seen.add(name)
-    problems += [f"{PEFT_PREFIX}{name} is missing" for name in own if name not in seen]
+    problems += [f"{PEFT_PREFIX}{name} is missing" for name in own if name not in found]
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems)
         msg = (
@@ -73,9 +67,7 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
         )
         raise ModelError(msg)
     for name, tensor in found.items():
-        data = own[name].data
-        assert data is not None
-        data.copy_(tensor)
+        data_of(own[name]).copy_(tensor)
 
 
 def _own_name(key: object) -> str:

@@ -25,7 +25,7 @@ from clika_ref.lora.adapters import (
 from clika_ref.lora.layer_selection import TARGET_LAYERS_ARGUMENT, select_layers
 from clika_ref.lora.report import AdapterReport, report_adapters
 from clika_ref.quantization.qdq.insertion import redirect_use
-from clika_ref.quantization.qdq.layer_weights import groups_of
+from clika_ref.quantization.qdq.layer_weights import data_of, groups_of
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.lora import LoraSettings
 
@@ -59,11 +59,16 @@ def attach_adapters(
         chosen = select_layers(graph, settings)
         if settings.merging == "on":
             _reject_masks(chosen)
+        attrs = {
+            "alpha": float(settings.alpha),
+            "dropout_rate": float(settings.dropout_rate),
+            "merging": settings.merging,
+        }
         following = dict(zip(graph.nodes, [*list(graph.nodes)[1:], None], strict=True))
         for weight, nodes in chosen.items():
             down, up = _add_matrices(graph, weight, nodes[0], settings.rank)
             for layer in nodes:
-                insert_adapter(graph, layer, (down, up), _adapter_attributes(settings), operators, following[layer])
+                insert_adapter(graph, layer, (down, up), attrs, operators, following[layer])
         found = report_adapters(graph)
         log.table("Adapters", found.table)
         stage.done(found.in_one_line())
@@ -85,20 +90,12 @@ def _reject_masks(chosen: Mapping[Value, Sequence[Node]]) -> None:
         raise ModelError(msg)
 
 
-def _adapter_attributes(settings: LoraSettings) -> dict[str, Any]:
-    """Return the attributes of adapter nodes from the settings."""
-    alpha, dropout_rate = float(settings.alpha), float(settings.dropout_rate)
-    return {"alpha": alpha, "dropout_rate": dropout_rate, "merging": settings.merging}
-
-
 def _add_matrices(graph: Graph, weight: Value, layer: Node, rank: int) -> tuple[Value, Value]:
     """Return the parameters of a new adapter of a weight."""
     path = ADAPTER_PREFIX + _owner_path(graph, weight, layer)
     shape = weight.type.shape[::-1] if has_columns(layer) else weight.type.shape
-    down, up = _init_matrices(weight, shape, rank, groups_of(layer))
-    return graph.add_constant(nn.Parameter(down), path + DOWN_SUFFIX), graph.add_constant(
-        nn.Parameter(up), path + UP_SUFFIX
-    )
+    down, up = map(nn.Parameter, _init_matrices(data_of(weight), shape, rank, groups_of(layer)))
+    return graph.add_constant(down, path + DOWN_SUFFIX), graph.add_constant(up, path + UP_SUFFIX)
 
 
 def insert_adapter(  # noqa: PLR0917 - all of it is one node
@@ -138,7 +135,7 @@ def _owner_path(graph: Graph, weight: Value, layer: Node) -> str:
 
 
 @torch.inference_mode(mode=False)
-def _init_matrices(weight: Value, shape: Sequence[Any], rank: int, groups: int) -> tuple[Tensor, Tensor]:
+def _init_matrices(weight: Tensor, shape: Sequence[Any], rank: int, groups: int) -> tuple[Tensor, Tensor]:
     """Return ``down`` with PyTorch's default initialization of such a layer, and ``up`` with zeros.
 
     Args:
@@ -148,7 +145,5 @@ def _init_matrices(weight: Value, shape: Sequence[Any], rank: int, groups: int) 
         groups: the groups of the layer.
     """
     outputs, *rest = map(int, shape)
-    assert weight.data is not None
-    like = {"dtype": weight.data.dtype, "device": weight.data.device}
-    down = nn.init.kaiming_uniform_(torch.empty(groups * rank, *rest, **like), a=math.sqrt(5))  # as nn.Linear does
-    return down, torch.zeros(outputs, rank, *[1] * (len(rest) - 1), **like)
+    down = nn.init.kaiming_uniform_(weight.new_empty(groups * rank, *rest), a=math.sqrt(5))  # as nn.Linear does
+    return down, weight.new_zeros(outputs, rank, *[1] * (len(rest) - 1))

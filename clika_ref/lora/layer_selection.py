@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -10,7 +9,7 @@ from fnmatch import fnmatchcase
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.lora.adapters import adaptable_weight, has_columns
-from clika_ref.quantization.layer_settings import MAX_SUGGESTIONS, WILDCARDS
+from clika_ref.quantization.layer_settings import WILDCARDS, suggest_names
 from clika_ref.quantization.qdq.layer_weights import groups_of
 from clika_ref.settings.lora import LoraSettings
 
@@ -72,13 +71,7 @@ def _no_layer_error(graph: Graph, key: str, layers: Sequence[Node]) -> ModelErro
         problem = "is not a linear layer or convolution with a weight of its own"
     else:
         problem = f"is not a layer of {graph.name}: no node, module or path suffix has this name"
-    near = (
-        difflib.get_close_matches(key, known, n=MAX_SUGGESTIONS)
-        or [name for name in known if key in name][:MAX_SUGGESTIONS]
-    )
-    hint = "Near matches:" if near else "Available:"
-    shown = ", ".join(map(repr, near or [name for name, _ in zip(known, range(MAX_SUGGESTIONS), strict=False)]))
-    return ModelError(f"{TARGET_LAYERS_ARGUMENT}: {key!r} {problem}. {hint} {shown}.")
+    return ModelError(f"{TARGET_LAYERS_ARGUMENT}: {key!r} {problem}. {suggest_names(key, known)}")
 
 
 def _layer_names(layers: Iterable[Node]) -> Iterator[str]:

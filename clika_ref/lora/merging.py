@@ -7,6 +7,7 @@ import torch
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.lora.adapters import Adapter, adapters_of, merge_arguments, merge_weight
+from clika_ref.quantization.qdq.layer_weights import data_of
 
 
 @torch.no_grad()
@@ -29,10 +30,7 @@ def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
         msg = f"cannot merge {len(problems)} adapters of {graph.name}:\n{shown}"
         raise ModelError(msg)
     for adapter in found:
-        weight, down, up = (value.data for value in (adapter.weight, adapter.down, adapter.up))
-        assert weight is not None
-        assert down is not None
-        assert up is not None
+        weight, down, up = map(data_of, (adapter.weight, adapter.down, adapter.up))
         weight.copy_(merge_weight(weight, down, up, **merge_arguments(adapter, adapter.layers[0])))
         for node in adapter.nodes:
             graph.replace(node.output, node.inputs[0])

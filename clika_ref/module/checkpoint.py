@@ -24,8 +24,7 @@ from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.qdq.stored_weights import StoredWeight, read_parameter
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.serialization.atomic_files import require_path, write_atomically
-from clika_ref.serialization.bits import pack_bits, unpack_bits
-from clika_ref.serialization.container import pack_file, unpack_file
+from clika_ref.serialization.container import pack_bits, pack_file, strip_prefix, unpack_bits, unpack_file
 from clika_ref.serialization.graph_format import read_type
 from clika_ref.serialization.vocabulary import CalibrationKey, GraphKey, ModuleKey, RequestKey, TensorPrefix
 from clika_ref.settings.compile_options import ClikaCompileOptions
@@ -199,10 +198,8 @@ def _restore(module: CompiledModule, document: Mapping[str, Any], tensors: Mappi
     mark = fingerprint(graph)
     if state.quantized is not None and state.quantized.model == SAVED_WEIGHTS_FINGERPRINT:
         state.quantized = replace(state.quantized, model=mark)
-    own = {
-        name.removeprefix(TensorPrefix.RANGES): t for name, t in tensors.items() if name.startswith(TensorPrefix.RANGES)
-    }
-    _restore_calibration(state, document[ModuleKey.CALIBRATION], own, graph, mark)
+    ranges = strip_prefix(tensors, TensorPrefix.RANGES)
+    _restore_calibration(state, document[ModuleKey.CALIBRATION], ranges, graph, mark)
     _restore_request(state, document[ModuleKey.REQUEST])
     nn.Module.train(module, document[ModuleKey.TRAINING])  # the training executor is built on the first call
 

@@ -29,9 +29,17 @@ from clika_ref.export.target_comparison import TargetComparison, compare_targets
 from clika_ref.lora.adapter_state import adapter_config, adapter_state, load_adapter_state
 from clika_ref.lora.report import AdapterReport
 from clika_ref.module.checkpoint import deserialize, load, save, serialize
-from clika_ref.module.forward_signature import OWN_FORWARD, ClassCallableMethod, own_forward, set_forward
 from clika_ref.module.fsdp import broadcast_buffers, gather, is_sharded, release_whole_weights
-from clika_ref.module.running import prepare_execution, rebuild_training_executor, set_batch_norm, warn_of_idle_dropouts
+from clika_ref.module.running import (
+    OWN_FORWARD,
+    ClassCallableMethod,
+    own_forward,
+    prepare_execution,
+    rebuild_training_executor,
+    set_batch_norm,
+    set_forward,
+    warn_of_idle_dropouts,
+)
 from clika_ref.module.state_dict import prepare_to_load, write_state
 from clika_ref.pruning.report import PruningReport
 from clika_ref.quantization.algorithms.accuracy_search import AccuracySearch

@@ -1,9 +1,10 @@
-"""Run a compiled module: check its inputs, and compute its graph in float, with fake quantization, or simulated."""
+"""Run a compiled module as the original is called: check inputs, and compute in float, trained or simulated."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,23 @@ import torch
 
 from clika_ref.capture.origins import user_stacklevel
 from clika_ref.capture.surrounding_autocast import outside_autocast, surrounding_autocast
-from clika_ref.compiled.executors import read_tensors, require_simulation, require_training_executor, update_simulation
-from clika_ref.compiled.state import CompiledModule, CompiledState
+from clika_ref.compiled.state import (
+    EMPTY_MODULE,
+    CompiledModule,
+    CompiledState,
+    read_tensors,
+    require_simulation,
+    require_training_executor,
+    update_simulation,
+)
 from clika_ref.core.errors import ClikaWarning, ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.guards import check_inputs
 from clika_ref.module.fsdp import broadcast_buffers, unshard_weights
 from clika_ref.settings.compile_options import BatchNormMode
+
+OWN_FORWARD = "_clika_forward"
+"""The attribute that holds the graph's own forward, as a function of the module."""
 
 MAX_CHECKED_SHAPES = 4096
 """Maximum number of input shape combinations to remember as checked; further ones are checked on every call."""
@@ -126,3 +137,33 @@ def warn_of_idle_dropouts(state: CompiledState) -> None:
         msg = IDLE_DROPOUTS_WARNING.format(state.graph.name, state.idle_dropouts)
         warnings.warn(msg, ClikaWarning, stacklevel=user_stacklevel())
         state.idle_dropouts = 0
+
+
+class ClassCallableMethod(property):
+    """A method that can also be called on the class: tools inspect ``type(module).forward`` for argument names."""
+
+    def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the method on a module, as in ``Class.method(module, ...)``."""
+        return self.__get__(module)(*args, **kwargs)
+
+
+def set_forward(module: CompiledModule) -> None:
+    """Make the graph's own ``forward`` at once: the next call may come from a tracer, which cannot make it."""
+    signature = module.clika_state.signature.call_signature
+
+    def forward(clika_module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return call(clika_module, args, kwargs)
+
+    own = inspect.Parameter("clika_module", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    module.__dict__[OWN_FORWARD] = forward
+
+
+def own_forward(module: CompiledModule) -> Callable[..., Any]:
+    """Return the graph's own ``forward``, bound to a module."""
+    return module.__dict__.get(OWN_FORWARD, _reject_empty).__get__(module)  # dynamo does not support MethodType
+
+
+def _reject_empty(*_: Any, **__: Any) -> None:
+    """Raise the error for a call of an empty module."""
+    raise ModelError(EMPTY_MODULE)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +15,9 @@ from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.state import CompiledModule, log_scales_of, set_quantization
 from clika_ref.compiled.weights import non_persistent_buffers, register_weights, tensors_by_name
 from clika_ref.core.errors import ModelError
-from clika_ref.module.forward_signature import set_forward
-from clika_ref.onnx_export.generic_operators import find_operator, torchlib_operator
-from clika_ref.serialization.extra_state import read_extra_state, write_extra_state
-from clika_ref.serialization.graph_format import graph_from_json, graph_to_json, is_same_graph
-from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
+from clika_ref.module.running import set_forward
+from clika_ref.serialization.container import read_extra_state, strip_prefix, write_extra_state
+from clika_ref.serialization.graph_format import graph_to_json, is_same_graph
 from clika_ref.serialization.vocabulary import GraphKey, ModuleKey
 
 EXTRA_STATE_KEY = "_extra_state"
@@ -42,8 +39,7 @@ def describe_state(
     """
     state = module.clika_state
     document: dict[str, Any] = {
-        ModuleKey.GRAPH: graph_to_json(state.graph),
-        ModuleKey.SIGNATURE: signature_to_json(state.signature),
+        **state.describe_graph(),
         ModuleKey.PERSISTENT: sorted(tensors_by_name(module).keys() - non_persistent_buffers(module).keys()),
         ModuleKey.PARAMETERS: {n: p.requires_grad for n, p in module.named_parameters(remove_duplicate=False)},
         ModuleKey.SIZES: sorted(state.sizes.items()),
@@ -67,7 +63,7 @@ def prepare_to_load(module: CompiledModule, state_dict: dict[str, Any], prefix: 
         if module.clika_state.is_empty:
             if key not in state_dict:
                 raise _missing_graph_error(key, state_dict)
-            _rebuild(module, {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
+            _rebuild(module, strip_prefix(state_dict, prefix))
         elif key in state_dict:
             _load_state(module, state_dict[key])
     if key not in state_dict:
@@ -134,10 +130,9 @@ def build_module(
     state = module.clika_state
     trained: Mapping[str, bool] = document[ModuleKey.PARAMETERS]
     own = {n: nn.Parameter(t, trained[n]) if n in trained else t for n, t in weights.items()}
-    find = partial(find_operator, declared=state.registry.operators, generic=torchlib_operator)
-    graph = graph_from_json(document[ModuleKey.GRAPH], find, own)
+    graph, signature = state.read_graph(document, own)
     register_weights(module, graph, frozenset(document[ModuleKey.PERSISTENT]))
-    state.install(graph, signature_from_json(document[ModuleKey.SIGNATURE]))
+    state.install(graph, signature)
     _restore_quantization(module, document, tensors)
     set_forward(module)
 

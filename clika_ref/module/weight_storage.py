@@ -17,7 +17,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.quantization.qdq.insertion import Plan, quantize_layer_weight, scale_axis_of
 from clika_ref.quantization.qdq.invert_folding import find_inverse_steps
-from clika_ref.quantization.qdq.layer_weights import data_of, weight_of
+from clika_ref.quantization.qdq.layer_weights import data_of, reshape_along_dim, weight_of
 from clika_ref.quantization.qdq.packed_weights import has_output_rows
 from clika_ref.quantization.qdq.stored_weights import LayoutStep, MultiplyStep, StoredWeight
 
@@ -105,16 +105,15 @@ def _store_weight(
     integers, scales = quantize_layer_weight(node, plan, operators)
     packed, shape = plan.packed_weights.get(node.name), tuple(integers.shape)
     if packed is None:
-        axis = scale_axis_of(node, scales)
-        first = [MultiplyStep(shape, scales.reshape([-1 if a == axis else 1 for a in range(len(shape))]))]
+        axis = scale_axis_of(node, scales) or 0
+        first = [MultiplyStep(shape, reshape_along_dim(scales, axis, len(shape)))]
         bits = plan.scheme.weights.bits
     else:
         outputs, blocks = scales.shape
         first = [MultiplyStep((outputs, blocks, shape[1] // blocks), scales[..., None])]
         first += [] if has_output_rows(node) else [LayoutStep(shape[::-1], (1, outputs))]
         bits = packed.bits
-    assert parameter.data is not None
-    return StoredWeight(node.name, integers, bits, (*first, *steps), parameter.data.dtype)
+    return StoredWeight(node.name, integers, bits, (*first, *steps), data_of(parameter).dtype)
 
 
 def _is_equivalent(graph: Graph, other: Graph, *, but_weights_of: Collection[str]) -> bool:

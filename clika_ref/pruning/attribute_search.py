@@ -20,10 +20,8 @@ RESULT_TOLERANCE = 1e-4
 def check_removable(asked: NodeProbe, found: DependencyGraph) -> str:
     """Try to remove every other unit of a node, and fix units where that fails; return the reason if none can go."""
     node, units = asked.node, found.units
-    values = [*(v for v in node.inputs if isinstance(v, Value)), *node.outputs]
-    free = units.free(u for v in values for some in found.of(v).values() for u in some.tolist())
     families: dict[frozenset[int], list[int]] = {}
-    for unit in free:
+    for unit in found.free_units(node):
         families.setdefault(units.families(unit), []).append(unit)
     if find_attributes(asked, found, _every_other(families.values())) is not None:
         return ""
@@ -102,7 +100,7 @@ def _value_candidates(value: Any, shapes: Mapping[Any, Any], lengths: Sequence[t
             if sum(value) == length:
                 found.append(_split_lengths(value, indices))
         elif type(value) is int:
-            found += [_count_kept(value, length, indices), _scale_count(value, length, indices)]
+            found += [_count_kept(value, length, indices), value * len(indices) // length]
     return [v for i, v in enumerate(found) if v not in found[:i]]
 
 
@@ -111,11 +109,6 @@ def _count_kept(bound: int, length: int, indices: Tensor) -> int:
     if 0 <= bound <= length:
         return int((indices < bound).sum())
     return -int((indices >= length + bound).sum()) if -length <= bound < 0 else bound
-
-
-def _scale_count(count: int, length: int, indices: Tensor) -> int:
-    """Scale a number of parts by the kept share of a dim."""
-    return count * len(indices) // length
 
 
 def _split_lengths(pieces: Sequence[int], indices: Tensor) -> tuple[int, ...]:

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
 from clika_ref.quantization.algorithms.gradient_tape import ERROR_SAMPLES
 from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squared_error, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
+from clika_ref.quantization.graph_runs import compute_outputs
 
 MIN_PRUNING_SAMPLES = 32
 """Minimum number of samples, over as many batches as needed: with fewer, rarely used weights would be pruned."""
-
-
-def take_batches(batches: Iterable[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
-    """Return the first batches with `MIN_PRUNING_SAMPLES` samples in total, or all; no further ones are read."""
-    chosen: list[Sequence[Tensor]] = []
-    count = 0
-    for inputs in batches:
-        chosen.append(inputs)
-        count += sample_count(inputs)
-        if count >= MIN_PRUNING_SAMPLES:
-            break
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -70,6 +57,4 @@ class PruningBatches:
 
 
 def _outputs(graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
-    with torch.no_grad():
-        outputs, _ = interpret(graph, [x.clone() for x in inputs])
-    return [o for o in outputs if o.is_floating_point()]
+    return [o for o in compute_outputs(graph, inputs) if o.is_floating_point()]

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from clika_ref.core.ir import Node, Value
 from clika_ref.quantization.qdq.layer_weights import groups_of
 
+GROUP_DIM = 0
+"""Dim of a weight along which the groups of its layer follow each other."""
+
 
 @dataclass(frozen=True)
 class ChannelDims:
@@ -26,26 +29,21 @@ class ChannelDims:
     """Whether the other dims of ``x`` are those of the result, as in a linear layer."""
 
     @property
-    def group_dim(self) -> int:
-        """The stacking dim of the groups in the weight."""
-        return 0
-
-    @property
     def unit_dim(self) -> int:
         """The weight's dim with the units of output channels; for a grouped layer, the dim of the groups."""
-        return self.outer if self.groups == 1 else self.group_dim
+        return self.outer if self.groups == 1 else GROUP_DIM
 
     @property
     def out_channels(self) -> int:
         """Number of output channels."""
         outer = int(self.weight.type.shape[self.outer])
-        return outer if self.outer == self.group_dim else outer * self.groups
+        return outer if self.outer == GROUP_DIM else outer * self.groups
 
     @property
     def in_channels_per_output(self) -> int:
         """Number of input channels per output channel."""
         inner = int(self.weight.type.shape[self.inner])
-        return inner // self.groups if self.inner == self.group_dim else inner
+        return inner // self.groups if self.inner == GROUP_DIM else inner
 
 
 def find_channel_dims(node: Node) -> ChannelDims | None:

@@ -44,6 +44,11 @@ class DependencyGraph:
                 self.fix(value, "a call writes to it")
         return self.dim_units[value]
 
+    def free_units(self, node: Node) -> list[int]:
+        """Return the units along the dims of a node's operands and results that can be removed."""
+        values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
+        return self.units.free(u for v in values for some in self.of(v).values() for u in some.tolist())
+
     def fix(self, value: Value, reason: str) -> None:
         """Keep all units along the dims of a tensor."""
         for units in self.of(value).values():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.pruning.attribute_search import check_removable
-from clika_ref.pruning.channel_dims import ChannelDims, find_channel_dims
+from clika_ref.pruning.channel_dims import GROUP_DIM, ChannelDims, find_channel_dims
 from clika_ref.pruning.dependency_graph import DependencyGraph, DimUnits, is_periodic
 from clika_ref.pruning.index_tracing import IndexSources, trace_sources
 from clika_ref.pruning.node_probes import NodeProbe, probe_node
@@ -81,11 +81,9 @@ def _couple_groups(found: DependencyGraph, node: Node, layer: ChannelDims) -> Te
     """Make each group of a layer one unit, with its input and output channels."""
     given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
     reason = f"{node!r} reads %{layer.x.name}, and its dim {layer.channel} cannot change"
-    divided = layer.group_dim
-    rest = ({layer.inner, layer.outer} - {divided}).pop()
-    if rest in weight:
-        found.units.fix_all(weight[rest], f"{node!r} has groups of equally many channels")
-    own = weight[divided]
+    if 1 - GROUP_DIM in weight:
+        found.units.fix_all(weight[1 - GROUP_DIM], f"{node!r} has groups of equally many channels")
+    own = weight[GROUP_DIM]
     if given is None:
         found.units.fix_all(own, reason)
         return None
@@ -178,14 +176,14 @@ def _split_shuffled(found: DependencyGraph, node: Node) -> None:
 
 def _get_sources(found: DependencyGraph, asked: NodeProbe, position: int, axis: int) -> IndexSources | None:
     """Return the result of `trace_sources`, cached for nodes of the same behaviour."""
-    key = asked.cache_key, position, axis
-    if asked.cache_key is None or key not in found.known:
-        come = trace_sources(asked, position, axis)
-        if asked.cache_key is None:
-            return come
+    of_node = asked.cache_key
+    if of_node is None:
+        return trace_sources(asked, position, axis)
+    key = of_node, position, axis
+    if key not in found.known:
         if len(found.known) >= MAX_CACHED_SOURCES:
             found.known.clear()
-        found.known[key] = come
+        found.known[key] = trace_sources(asked, position, axis)
     return found.known[key]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clika_ref.pruning.node_probes import NodeProbe
 from clika_ref.pruning.units import ABSENT_UNIT
+from clika_ref.quantization.qdq.layer_weights import reshape_along_dim
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def _probe_variants(asked: NodeProbe) -> Iterator[NodeProbe]:
 
 def _trace_indices(asked: NodeProbe, position: int, axis: int, others: Tensor, among: Tensor) -> list[Tensor] | None:
     """Return the index that each element depends on, found by replacing elements of an operand by ``others``."""
-    shape = [-1 if i == axis else 1 for i in range(others.ndim)]
-    positions, is_asked = torch.arange(others.shape[axis]).reshape(shape), among.reshape(shape)
+    positions = reshape_along_dim(torch.arange(others.shape[axis]), axis, others.ndim)
+    is_asked = reshape_along_dim(among, axis, others.ndim)
     found = [torch.zeros(r.shape, dtype=torch.int64) for r in asked.results]
     reached: list[Tensor] = []
     for bit in range(max(1, (positions.numel() - 1).bit_length())):

@@ -15,6 +15,7 @@ from clika_ref.pruning.layer_settings import PruningChoice
 from clika_ref.pruning.masks import magnitude_mask, pattern_mask, split_mask
 from clika_ref.pruning.shared_settings import resolve_mask
 from clika_ref.quantization.algorithms.gradient_tape import GradientRecorder, record_gradients
+from clika_ref.quantization.qdq.layer_weights import data_of
 from clika_ref.settings.pruning import parse_pattern
 
 CANDIDATE_SHARES = tuple(i / 20 for i in range(1, 20))
@@ -103,8 +104,7 @@ def make_mask(layer: ChannelDims, choice: PruningChoice, share: float) -> Tensor
 def _read_weight(weight: Value) -> Tensor:
     """Return a weight, with zeros where it is masked."""
     parameter, mask = split_mask(weight)
-    assert parameter.data is not None
-    data = parameter.data.detach()
+    data = data_of(parameter)
     return data if mask is None or mask.data is None else data * mask.data
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clika_ref.core.ir import Graph
-from clika_ref.pruning.channel_dims import ChannelDims
+from clika_ref.pruning.masks import MASK_PREFIX
 from clika_ref.reporting.tables import HasTables, Table
 
 
@@ -108,15 +108,10 @@ class PruningReport(HasTables):
         )
 
 
-def shape_of(layer: ChannelDims) -> tuple[int, ...]:
-    """Return the shape of the weight of a layer."""
-    return tuple(map(int, layer.weight.type.shape))
-
-
 def bytes_of(graph: Graph) -> int:
     """Return the bytes of all constants except masks, which artifacts do not contain."""
     return sum(
         value.type.element_count * value.type.dtype.itemsize
         for name, value in graph.constants.items()
-        if not name.startswith("clika.masks.")
+        if not name.startswith(MASK_PREFIX)
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import resolve
 from clika_ref.pruning.batches import MIN_PRUNING_SAMPLES, PruningBatches
@@ -23,7 +23,7 @@ from clika_ref.pruning.mask_selection import MaskResult, choose_masks
 from clika_ref.pruning.masks import apply_mask, has_masks
 from clika_ref.pruning.node_probes import minimize_batch
 from clika_ref.pruning.removal import remove_units
-from clika_ref.pruning.report import LayerPruning, PruningReport, bytes_of, shape_of
+from clika_ref.pruning.report import LayerPruning, PruningReport, bytes_of
 from clika_ref.pruning.shared_settings import resolve_group
 from clika_ref.pruning.unit_selection import UnitRemoval, choose_removal
 from clika_ref.quantization.algorithms.macs import count_macs
@@ -159,8 +159,7 @@ def _decide_removals(
 
 def _fix_units(found: DependencyGraph, node: Node, every: Sequence[UnitGroup], gone: frozenset[int]) -> None:
     """Fix the units of a node that prevents their removal: all units of groups that were to lose some."""
-    values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
-    there = {*found.units.free(u for v in values for some in found.of(v).values() for u in some.tolist())}
+    there = {*found.free_units(node)}
     for group in every:
         own = there.intersection(group.units)
         for unit in () if gone.isdisjoint(own) else own:
@@ -229,7 +228,9 @@ def _measure_layer(node: Node, work: _PruningState) -> tuple[tuple[int, ...], in
     """Return the shape of the weight of a layer, and its MACs in one call."""
     layer = find_channel_dims(node)
     assert layer is not None
-    return shape_of(layer), count_macs(node, lambda value: resolve(value.type.shape, work.sizes))
+    return tuple(map(int, layer.weight.type.shape)), count_macs(
+        node, lambda value: resolve(value.type.shape, work.sizes)
+    )
 
 
 def _report(node: Node, size: tuple[tuple[int, ...], int], result: MaskResult, work: _PruningState) -> LayerPruning:

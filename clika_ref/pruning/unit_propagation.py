@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.pruning.units import ABSENT_UNIT, Units
+from clika_ref.quantization.qdq.layer_weights import reshape_along_dim
 
 
 def propagate_units(units: Units, own: Tensor, indices: Tensor, reason: str) -> dict[int, Tensor]:
@@ -93,8 +94,7 @@ def _split_dims(
     found: dict[int, Tensor] = {}
     crossed: list[list[int]] = []
     for axis, kinds in enumerate(lines):
-        shape = [-1 if i == axis else 1 for i in range(elements.ndim)]
-        along = kinds.reshape(shape).expand(elements.shape)[is_there]
+        along = reshape_along_dim(kinds, axis, elements.ndim).expand(elements.shape)[is_there]
         first, last = (
             torch.zeros(len(present), dtype=torch.int64).scatter_reduce(
                 0, elements[is_there], along, reduce, include_self=False

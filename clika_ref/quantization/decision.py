@@ -75,10 +75,6 @@ def format_decibels(ratio: float) -> str:
     return named.get(ratio, f"{ratio:.1f} dB")
 
 
-def _format_decision(layer: LayerReport) -> str:
-    return f"float: {layer.reason}" if layer.reason else "quantized"
-
-
 LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
     "layer": lambda layer: layer.scope or layer.name,
     "operator": lambda layer: layer.operator,
@@ -87,7 +83,7 @@ LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
     "QS": lambda layer: layer.sensitivity,
     "bytes": lambda layer: layer.bytes_before,
     "bytes after": lambda layer: layer.bytes_after,
-    "decision": _format_decision,
+    "decision": lambda layer: f"float: {layer.reason}" if layer.reason else "quantized",
 }
 """Columns of the table of layers: widths in bits, QS for quantization sensitivity."""
 
@@ -141,18 +137,20 @@ def layer_reports(
     """Return a row for each layer: first the quantized layers, then those in float, each in graph order."""
     widths = scheme.weights.bits, scheme.activations.bits
     return [
-        LayerReport(
-            node.name,
-            node.origin.scope,
-            node.op_type,
-            sensitivities.get(node),
-            placement.floats.get(node, ""),
-            widths,
-            _weight_bytes(node),
-            _weight_elements(node),
-        )
+        _report_layer(node, sensitivities, placement.floats, widths, _weight_elements(node))
         for node in (*placement.layers, *placement.floats)
     ]
+
+
+def _report_layer(
+    node: Node,
+    sensitivities: Mapping[Node, float],
+    floats: Mapping[Node, str],
+    widths: tuple[int, int],
+    bytes_quantized: int,
+) -> LayerReport:
+    facts = node.name, node.origin.scope, node.op_type, sensitivities.get(node), floats.get(node, "")
+    return LayerReport(*facts, widths, _weight_bytes(node), bytes_quantized)
 
 
 def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: WeightOnlyResult) -> Quantization:
@@ -162,19 +160,13 @@ def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: Weigh
     plan.floats = {node.name: reason for node, reason in found.floats.items()}
     reports: list[LayerReport] = []
     for node in graph.nodes:
-        if node in found.packed or node in found.floats:
-            evaluated, before = found.evaluated.get(node), _weight_bytes(node)
-            bits, after = (
-                (evaluated.bits, evaluated.bytes_of(_weight_elements(node))) if evaluated else (FLOAT32_BITS, before)
-            )
-            facts = (
-                node.name,
-                node.origin.scope,
-                node.op_type,
-                found.sensitivities.get(node),
-                found.floats.get(node, ""),
-            )
-            reports.append(LayerReport(*facts, (bits, FLOAT32_BITS), before, after))
+        if node in found.evaluated:
+            form = found.evaluated[node]
+            widths, after = (form.bits, FLOAT32_BITS), form.bytes_of(_weight_elements(node))
+            reports.append(_report_layer(node, found.sensitivities, found.floats, widths, after))
+        elif node in found.floats:
+            widths = FLOAT32_BITS, FLOAT32_BITS
+            reports.append(_report_layer(node, found.sensitivities, found.floats, widths, _weight_bytes(node)))
     parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
     rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)
     return Quantization(plan, reports, rows, "", count_file_bytes(graph, reports))

@@ -1,4 +1,4 @@
-"""Runs of a graph on data: as the interpreter computes it, with images in the channels-last memory format."""
+"""Runs of a graph on data, without gradients or with images in the channels-last memory format."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from clika_ref.core.ir import Graph, Node, Value
 
 _CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory format by the rank of an image, batch and channel dims included."""
+
+
+@torch.no_grad()
+def compute_outputs(
+    graph: Graph, inputs: Sequence[Tensor], hook: Callable[[Node, tuple[Tensor, ...]], Any] | None = None
+) -> list[Tensor]:
+    """Return the outputs of a graph, as `interpret` computes them on copies of the inputs, without gradients."""
+    return interpret(graph, [x.clone() for x in inputs], hook)[0]
 
 
 def run_graph(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
@@ -92,16 +93,18 @@ def find_nodes(graph: Graph, key: str, argument: str, model: Graph | None = None
         named = f", such as {into[0]!r}" if into else ""
         msg = f"{argument}: {key!r} is folded into other layers. Name one of these instead{named}."
         raise ModelError(msg)
-    near = (
-        difflib.get_close_matches(key, known, n=MAX_SUGGESTIONS)
-        or [name for name in known if key in name][:MAX_SUGGESTIONS]
-    )
-    hint = f" Near matches: {', '.join(map(repr, near))}." if near else f" Available: {_quote_some_names(known)}."
     msg = (
-        f"{argument}: {key!r} is not a layer of {graph.name}: no node or module has this "
-        f"name.{hint}{REMOVED_MODULES_HINT}"
+        f"{argument}: {key!r} is not a layer of {graph.name}: no node or module has this name. "
+        f"{suggest_names(key, known)}{REMOVED_MODULES_HINT}"
     )
     raise ModelError(msg)
+
+
+def suggest_names(key: str, known: Collection[str]) -> str:
+    """Return a sentence with the names that resemble an unknown one, or else with the first ones."""
+    near = difflib.get_close_matches(key, known, n=MAX_SUGGESTIONS) or [name for name in known if key in name]
+    shown = ", ".join(map(repr, islice(near or known, MAX_SUGGESTIONS)))
+    return f"{'Near matches' if near else 'Available'}: {shown}."
 
 
 def _match_nodes(graph: Graph, key: str) -> list[Node]:
@@ -117,10 +120,6 @@ def _reject_unused_widths(key: str, layer: LayerQuantizationSettings, nodes: Ite
             "apply. Name a convolution or a linear layer, or omit the setting."
         )
         raise ModelError(msg)
-
-
-def _quote_some_names(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name, _ in zip(names, range(MAX_SUGGESTIONS), strict=False))
 
 
 def _node_names(node: Node) -> tuple[str, ...]:
@@ -152,15 +151,8 @@ def _yield_skips(
         yield "skip_quantization_downstream", _downstream(graph, nodes)
     if layer.skip_quantization_until:
         until = f"{SKIP_UNTIL_SETTING} of {key!r}"
-        yield (
-            SKIP_UNTIL_SETTING,
-            _nodes_between(
-                graph,
-                key,
-                nodes,
-                {name: find_nodes(graph, name, until, model) for name in layer.skip_quantization_until},
-            ),
-        )
+        last = {name: find_nodes(graph, name, until, model) for name in layer.skip_quantization_until}
+        yield SKIP_UNTIL_SETTING, _nodes_between(graph, key, nodes, last)
 
 
 def _nodes_between(graph: Graph, key: str, nodes: Sequence[Node], until: Mapping[str, Sequence[Node]]) -> set[Node]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-
-from torch import Tensor
+from functools import cached_property, partial
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.quantization_scheme import QuantizationScheme, WeightOnlyScheme
 from clika_ref.quantization.algorithms.bias_correction import BiasShifts
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
 from clika_ref.quantization.algorithms.gptq import round_weights
@@ -24,14 +22,13 @@ from clika_ref.quantization.algorithms.sensitivity import (
     source_of_rounding,
     variance_share,
 )
-from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions, list_layer_options, quantize_weights_only
+from clika_ref.quantization.algorithms.weight_only import list_layer_options, quantize_weights_only
 from clika_ref.quantization.calibration.calibrator import MAX_FITTED_BATCHES, Calibration
 from clika_ref.quantization.calibration.observer_search import (
     OBSERVER_CANDIDATES,
     ObserverSearchResult,
     search_observers,
 )
-from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.decision import (
     Quantization,
     count_file_bytes,
@@ -77,9 +74,9 @@ class QuantizationPipeline:
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        if self._is_weight_only:
-            assert self.scheme.weights_only is not None
-            list_layer_options(self._graph, self.scheme.weights_only, self.chosen, self.settings, self._user_skips)
+        only = self._weight_only_scheme
+        if only is not None:
+            list_layer_options(self._graph, only, self.chosen, self.settings, self._user_skips)
         else:
             _reject_widths(self.chosen, self.scheme)
 
@@ -93,36 +90,37 @@ class QuantizationPipeline:
             ModelError: the target supports none of the weight widths or block sizes in the settings.
         """
         settings = self.settings if threshold is None else self.settings.with_threshold(threshold)
-        found = self._decide_weight_only(settings) if self._is_weight_only else self._decide_full(settings)
+        only = self._weight_only_scheme
+        found = self._decide_full(settings) if only is None else self._decide_weight_only(settings, only)
         if not found.plan.is_empty:
             found.plan.smoothing = self.calibration.table.smoothing or {}
         return found
 
     @property
-    def _is_weight_only(self) -> bool:
-        return bool(self.settings.prefer_weights_only_quantization) and self.scheme.weights_only is not None
+    def _weight_only_scheme(self) -> WeightOnlyScheme | None:
+        return self.scheme.weights_only if self.settings.prefer_weights_only_quantization else None
 
-    def _decide_weight_only(self, settings: QuantizationSettings) -> Quantization:
-        assert self.scheme.weights_only is not None
+    def _decide_weight_only(self, settings: QuantizationSettings, kind: WeightOnlyScheme) -> Quantization:
         found = quantize_weights_only(
             self.calibration,
-            self.scheme.weights_only,
+            kind,
             self.chosen,
             settings,
             self._skip_reasons,
             forced=self._find_forced_layers(settings),
-            find_options=lambda: WeightOnlyOptions.of(self.options, is_late=self._is_late),
+            find_options=self._find_rounding_options,
         )
         return summarize_weight_only(self._graph, self.scheme, found)
 
+    def _find_rounding_options(self) -> ClikaCompileOptions:
+        """Return the options for the next weight: without GPTQ if it is on ``"auto"`` and the time is over."""
+        is_left = self.options.weight_rounding == "auto" and self._is_late
+        return replace(self.options, weight_rounding="off") if is_left else self.options
+
     def _decide_full(self, settings: QuantizationSettings) -> Quantization:
         ranging = self.observer_search
-        sensitivities, placement, plan, error = (
-            ranging.sensitivities,
-            self.placement,
-            replace(ranging.plan),
-            ranging.error,
-        )
+        sensitivities, placement = ranging.sensitivities, self.placement
+        plan, error = replace(ranging.plan), ranging.error
         forced = self._find_forced_layers(settings)
         too_sensitive = _find_sensitive_layers(sensitivities, settings, forced)
         if too_sensitive:
@@ -187,17 +185,14 @@ class QuantizationPipeline:
         """Return a plan with corrected biases, if they help on one batch; further batches then refine them."""
         shifts, (first, *more) = BiasShifts(self._graph, plan, self.operators), self._fitted_batches
 
-        def make_change(batches: Sequence[int]) -> Callable[[Plan], Plan]:
-            def changed(plan: Plan) -> Plan:
-                for number in batches:
-                    shifts.add(self.calibration.reservoir.batches[number], self.calibration.batch_means(number))
-                return replace(plan, corrections=shifts.corrections())
+        def correct(batches: Sequence[int], plan: Plan) -> Plan:
+            for number in batches:
+                shifts.add(self.calibration.reservoir.batches[number], self.calibration.batch_means(number))
+            return replace(plan, corrections=shifts.corrections())
 
-            return changed
-
-        plan, error = self._try_change(self.options.bias_correction, make_change([first]), plan, error)
+        plan, error = self._try_change(self.options.bias_correction, partial(correct, [first]), plan, error)
         if plan.corrections and more:
-            plan, error = self._try_change(self.options.bias_correction, make_change(more), plan, error)
+            plan, error = self._try_change(self.options.bias_correction, partial(correct, more), plan, error)
         return plan, error
 
     @property
@@ -210,10 +205,6 @@ class QuantizationPipeline:
     @property
     def _graph(self) -> Graph:
         return self.calibration.graph
-
-    @property
-    def _inputs(self) -> list[Tensor]:
-        return self.calibration.reservoir.batches[0]
 
     @property
     def _fitted_batches(self) -> list[int]:
@@ -241,9 +232,7 @@ class QuantizationPipeline:
 
     def _place(self, skipped: Mapping[Node, str]) -> Placement:
         table = self.calibration.table
-        return choose_placement(
-            self._graph, self.scheme, _make_has_range(table), skipped, is_negative=_make_is_negative(table)
-        )
+        return choose_placement(self._graph, self.scheme, table.has_range, skipped, is_negative=table.is_negative)
 
     @cached_property
     def placement(self) -> Placement:
@@ -267,7 +256,7 @@ class QuantizationPipeline:
         return search_observers(self.planner, self.placement, self.evaluation, self._estimate_sensitivities, observers)
 
     def _estimate_sensitivities(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
-        seen, inputs = self.calibration.table.values, self._inputs
+        seen, inputs = self.calibration.table.values, self.calibration.reservoir.batches[0]
         return estimate_sensitivities(
             self._graph, self.placement, plan, self.operators, inputs, seen=seen, rivals=rivals
         )
@@ -289,21 +278,6 @@ def _reject_widths(chosen: Mapping[Node, NodeSettings], scheme: QuantizationSche
                 raise ModelError(msg)
 
 
-def _make_has_range(table: RangeTable) -> Callable[[Value], bool]:
-    def has_range(value: Value) -> bool:
-        statistics = table.values.get(value.name)
-        return statistics is not None and not statistics.is_empty and not statistics.is_unbounded
-
-    return has_range
-
-
-def _make_is_negative(table: RangeTable) -> Callable[[Value], bool]:
-    def is_negative(value: Value) -> bool:
-        return value.name not in table.values or table.values[value.name].low < 0
-
-    return is_negative
-
-
 def tail_layers(graph: Graph) -> list[Node]:
     """Return the layers without another layer between them and an output, in graph order."""
     found: list[Node] = []
@@ -323,12 +297,8 @@ def _find_sensitive_layers(
     limit = settings.quantization_sensitivity_threshold
     if not settings.automatic_skip_quantization:
         return {}
-    if not limit:
-        return dict.fromkeys(
-            sensitivities.of, "quantization_sensitivity_threshold=0: quantization would change the results"
-        )
     return {
         node: sensitivity_reason(found, limit)
         for node, found in sensitivities.of.items()
-        if found > limit and node not in forced
+        if not limit or (found > limit and node not in forced)
     }

@@ -1,4 +1,4 @@
-"""A document and tensors as one safetensors file, with a digest to detect damage."""
+"""A document and tensors as one safetensors file or tensor, with a digest to detect damage."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ HEADER_LENGTH_BYTES = HEADER_ALIGNMENT = 8
 
 Source: safetensors, README, "Format".
 """
+
+BITS_PER_BYTE = 8
 
 ZIP_MAGIC = b"PK\x03\x04"
 
@@ -129,19 +131,12 @@ def _check_file_type(blob: bytes) -> None:
             "clika_save."
         )
         raise ModelError(msg)
-    length = int.from_bytes(blob[:HEADER_LENGTH_BYTES], "little")
-    if (
-        len(blob) > HEADER_LENGTH_BYTES
-        and blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] == b"{"
-        and length > len(blob) - HEADER_LENGTH_BYTES
-    ):
-        msg = (
-            f"it is truncated: its header has {length:,} bytes, but only {len(blob) - HEADER_LENGTH_BYTES:,} are "
-            "there. Copy it again."
-        )
-        raise ModelError(msg)
-    if len(blob) <= HEADER_LENGTH_BYTES or blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] != b"{":
+    if not blob.startswith(b"{", HEADER_LENGTH_BYTES):
         msg = f"it is not a safetensors file ({len(blob):,} bytes). Give a file from clika_save."
+        raise ModelError(msg)
+    length, left = int.from_bytes(blob[:HEADER_LENGTH_BYTES], "little"), len(blob) - HEADER_LENGTH_BYTES
+    if length > left:
+        msg = f"it is truncated: its header has {length:,} bytes, but only {left:,} are there. Copy it again."
         raise ModelError(msg)
 
 
@@ -182,3 +177,62 @@ def inflate(compressed: torch.Tensor, max_bytes: int) -> bytes:
         msg = f"{len(compressed):,} bytes decompress to more than {max_bytes:,}"
         raise ValueError(msg)
     return found
+
+
+def write_extra_state(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Serialize a document and tensors as ``uint8[bytes]``, such as the state of a module that is not a weight."""
+    return torch.frombuffer(bytearray(b"".join(pack_file(document, tensors))), dtype=torch.uint8)
+
+
+def read_extra_state(state: object) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the document and the tensors, without executing anything in them.
+
+    Raises:
+        ModelError: the state is no tensor of such a file.
+    """
+    is_tensor = isinstance(state, torch.Tensor)
+    if not is_tensor or state.dtype != torch.uint8 or state.layout != torch.strided or state.is_meta:
+        found = f"{state.dtype}, {state.layout} on {state.device}" if is_tensor else f"a {type(state).__name__}"
+        msg = f"cannot load _extra_state (the graph): it is {found}. Give the uint8[bytes] of a saved state dict."
+        raise ModelError(msg)
+    blob = state.cpu().numpy().tobytes()
+    try:
+        return unpack_file(blob)
+    except ModelError as error:
+        msg = f"cannot load _extra_state (the graph) of {len(blob)} bytes: {error}"
+        raise ModelError(msg) from error
+
+
+def pack_bits(x: torch.Tensor) -> torch.Tensor:
+    """Pack ``bool[...]`` into ``uint8[ceil(n / 8)]``, lowest bit first; the last byte is padded with zeros.
+
+    >>> pack_bits(torch.tensor([True, False, True]))
+    tensor([5], dtype=torch.uint8)
+    """
+    flat = torch.nn.functional.pad(x.reshape(-1).to(torch.uint8), (0, -x.numel() % BITS_PER_BYTE))
+    return (flat.reshape(-1, BITS_PER_BYTE) << _bit_indices(x)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Unpack the result of `pack_bits`.
+
+    Raises:
+        ValueError: the number of bytes does not match the shape.
+
+    >>> unpack_bits(torch.tensor([5], dtype=torch.uint8), (3,))
+    tensor([ True, False,  True])
+    """
+    count = torch.Size(shape).numel()
+    if packed.ndim != 1 or len(packed) != -(-count // BITS_PER_BYTE):
+        msg = f"{count} booleans take {-(-count // BITS_PER_BYTE)} bytes, not {list(packed.shape)}"
+        raise ValueError(msg)
+    return ((packed[:, None] >> _bit_indices(packed)) & 1).bool().reshape(-1)[:count].reshape(shape)
+
+
+def _bit_indices(like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(BITS_PER_BYTE, dtype=torch.uint8, device=like.device)
+
+
+def strip_prefix(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the tensors with names that begin with a prefix, under their names without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

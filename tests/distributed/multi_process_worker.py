@@ -38,7 +38,7 @@ from clika_ref.distributed import merging
 from clika_ref.quantization.calibration import calibrator
 from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.calibration.range_table import statistics_to_json
-from clika_ref.serialization.extra_state import write_extra_state
+from clika_ref.serialization.container import write_extra_state
 
 TOGETHER = DistributedTrainingSettings(multi_gpu=True)
 SHARDED = DistributedTrainingSettings(multi_gpu=True, use_sharding=True)

@@ -10,7 +10,8 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.pruning.batches import PruningBatches, take_batches
+from clika_ref.pruning.batches import MIN_PRUNING_SAMPLES, PruningBatches
+from clika_ref.quantization.calibration.calibrator import take_batches
 
 
 class TwoKinds(nn.Module):
@@ -71,7 +72,7 @@ def test_clika_compile_prunes_and_calibrates_with_iterator(tmp_path):
 def test_take_batches_reads_only_needed_batches():
     """No more batches are read than needed."""
     read = iter([[torch.zeros(20, 2)]] * 5)
-    assert len(take_batches(read)) == 2
+    assert len(take_batches(read, MIN_PRUNING_SAMPLES)) == 2
     assert len([*read]) == 3
 
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from clika_ref.serialization.bits import pack_bits, unpack_bits
-from clika_ref.serialization.container import deflate, inflate
+from clika_ref.serialization.container import deflate, inflate, pack_bits, unpack_bits
 
 
 def test_inflate_beyond_the_limit_is_rejected():

@@ -11,8 +11,7 @@ from saved_nets import ALL, FEW_BITS, Convolutions, Tokens, batches, compiled, t
 from stored_vocabulary import PINNED_FILE, collect, find_added, find_removed, main, read_pinned
 
 from clika_ref import ClikaCompileOptions, PruningSettings
-from clika_ref.serialization.container import FILE_FORMAT, unpack_file
-from clika_ref.serialization.extra_state import read_extra_state
+from clika_ref.serialization.container import FILE_FORMAT, read_extra_state, unpack_file
 
 HINT = "Raise FILE_FORMAT for a rename, then run tests/stored_vocabulary.py."
 

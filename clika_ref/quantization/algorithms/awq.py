@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from clika_ref.quantization.algorithms.smooth_quant import SMOOTHING_STRENGTHS, compute_factor
-from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions, quantize_low_bit, sum_squared_product_error
+from clika_ref.quantization.algorithms.weight_only import quantize_low_bit, sum_squared_product_error
 from clika_ref.quantization.qdq.channel_scales import ScalableChannels
+from clika_ref.settings.compile_options import ClikaCompileOptions
 
 
 class LowBitWeightEvaluator:
@@ -21,12 +22,7 @@ class LowBitWeightEvaluator:
     """
 
     def __init__(
-        self,
-        channels: ScalableChannels,
-        x: Tensor,
-        bits: int,
-        blocks: Sequence[int],
-        options: WeightOnlyOptions | None = None,
+        self, channels: ScalableChannels, x: Tensor, bits: int, blocks: Sequence[int], options: ClikaCompileOptions
     ) -> None:
         """Prepare an evaluation with the first block size that fits.
 
@@ -37,7 +33,7 @@ class LowBitWeightEvaluator:
             blocks: block sizes in order of preference, 0 for one scale per row.
             options: options of the rounding.
         """
-        self.layer_weights, self.bits, self.options = channels.layer_weights(), bits, options or WeightOnlyOptions()
+        self.layer_weights, self.bits, self.options = channels.layer_weights(), bits, options
         rows = channels.rows(x).float()
         self.mean = rows.abs().mean(0)
         self.fitted, self.judged = (half.T @ half for half in (rows[::2], rows[1::2]))

@@ -12,8 +12,8 @@ from torch import Tensor
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.graph_runs import run_graph
-from clika_ref.quantization.qdq.channel_means import channel_means, reshape_to_channels
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
+from clika_ref.quantization.qdq.layer_weights import channel_means, reshape_along_dim
 
 
 @dataclass
@@ -55,7 +55,7 @@ class BiasShifts:
                 return None
             shifts = expected[node.name] - channel_means(node, results[0])
             self.of.setdefault(node.name, []).append(shifts)
-            return (results[0] + reshape_to_channels(node, _shrink_mean(shifts), results[0]),)
+            return (results[0] + _reshape_to_channels(node, _shrink_mean(shifts), results[0]),)
 
         run_graph(self._quantized, inputs, correct)
 
@@ -69,7 +69,11 @@ class BiasShifts:
 
 def compute_correction(node: Node, expected: Tensor, found: Tensor) -> Tensor:
     """Return the correction for the output of a single layer, in a shape that broadcasts to it."""
-    return reshape_to_channels(node, _shrink_mean(channel_means(node, expected) - channel_means(node, found)), found)
+    return _reshape_to_channels(node, _shrink_mean(channel_means(node, expected) - channel_means(node, found)), found)
+
+
+def _reshape_to_channels(node: Node, channels: Tensor, result: Tensor) -> Tensor:
+    return reshape_along_dim(channels, node.op.trait.channel or 0, result.ndim)
 
 
 def _shrink_mean(shifts: Tensor) -> Tensor:

@@ -103,23 +103,20 @@ def _round_weight(node: Node, scales: Tensor, quantized_type: QuantizedType, gra
     rows, groups = weight.flatten(1), len(gram)
     own = scales.expand(len(rows)).unsqueeze(1)
     near = (rows / own).round().clamp(quantized_type.low, quantized_type.high)
-    parts = [*zip(rows.chunk(groups), own.chunk(groups), near.chunk(groups), gram, strict=True)]
-    steps = [
-        _coalesce(quantize_with_gptq(part, scale, quantized_type, of), nearest) for part, scale, nearest, of in parts
-    ]
-    before = sum(_sum_squared_error(nearest * scale - part, of) for part, scale, nearest, of in parts)
-    after = sum(_sum_squared_error(s * scale - part, of) for s, (part, scale, _, of) in zip(steps, parts, strict=True))
+    parts = zip(rows.chunk(groups), own.chunk(groups), near.chunk(groups), gram, strict=True)
+    before, after, steps = 0.0, 0.0, list[Tensor]()
+    for part, scale, nearest, of in parts:
+        found = quantize_with_gptq(part, scale, quantized_type, of)
+        steps.append(nearest if found is None else found)
+        before += sum_squared_error(nearest * scale - part, of)
+        after += sum_squared_error(steps[-1] * scale - part, of)
     offsets = (torch.cat(steps) - near).to(torch.int8).reshape(weight.shape)
     return RoundedWeight(offsets, after / before if before else 1.0)
 
 
-def _sum_squared_error(error: Tensor, gram: Tensor) -> float:
-    """Return the squared error of products with data, summed, given the error of the weight."""
+def sum_squared_error(error: Tensor, gram: Tensor) -> float:
+    """Return the squared error of products with the data of a Gram matrix, summed, given the error of the weight."""
     return float(((error @ gram) * error).sum())
-
-
-def _coalesce(found: Tensor | None, otherwise: Tensor) -> Tensor:
-    return otherwise if found is None else found
 
 
 @torch.no_grad()

@@ -145,7 +145,10 @@ def record_gradients(graph: Graph, keys: Mapping[Any, Value], inputs: Sequence[T
     recorded = {
         v for node in layers for v in (*node.inputs, node.output) if isinstance(v, Value) and not v.is_constant
     } | leaves
-    given = [_require_grad(x) if v in leaves else x for v, x in zip(graph.inputs, inputs, strict=True)]
+    given = [
+        x.detach().clone().requires_grad_() if v in leaves and x.is_floating_point() else x
+        for v, x in zip(graph.inputs, inputs, strict=True)
+    ]
     tensors = {v: x for v, x in zip(graph.inputs, given, strict=True) if v in recorded}
 
     counter = MacCounter(graph, inputs)
@@ -168,7 +171,3 @@ def record_gradients(graph: Graph, keys: Mapping[Any, Value], inputs: Sequence[T
         outputs = run_graph(graph, given, record_node)
     returned = [o.detach() for o in outputs if o.is_floating_point()]
     return GradientRecorder([o for o in outputs if o.requires_grad], returned, tensors, keys, inputs, counter.of)
-
-
-def _require_grad(x: Tensor) -> Tensor:
-    return x.detach().clone().requires_grad_() if x.is_floating_point() else x

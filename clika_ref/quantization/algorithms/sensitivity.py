@@ -170,8 +170,10 @@ def _operand_names(node: Node, placement: Placement) -> frozenset[str]:
     return frozenset(source_of_rounding(v, placement).name for v in node.inputs if isinstance(v, Value))
 
 
-def sensitivity_reason(sensitivity: float, limit: float) -> str:
+def sensitivity_reason(sensitivity: float, limit: float | None) -> str:
     """Return the reason to keep a layer in float with a sensitivity above a threshold."""
+    if not limit:
+        return "quantization_sensitivity_threshold=0: quantization would change the results"
     if sensitivity >= UNKNOWN_SENSITIVITY:
         return (
             "its sensitivity cannot be estimated: the gradient from the outputs is zero, as of an argmax or a "

@@ -30,7 +30,7 @@ from clika_ref.quantization.qdq.channel_scales import (
     scale_input_channels,
     split_weight_groups,
 )
-from clika_ref.quantization.qdq.layer_weights import groups_of, run_with_weight
+from clika_ref.quantization.qdq.layer_weights import groups_of, reshape_along_dim, run_with_weight
 from clika_ref.quantization.qdq.qparams import compute_qparams, compute_weight_scales
 
 SMOOTHING_STRENGTHS = (0.5, 0.65, 0.8)
@@ -190,13 +190,12 @@ class QuantizedInputEvaluator:
         """Return the squared error of the outputs, summed over all layers, for a factor ``float32[channels]``."""
         kind = self.scheme.activations
         chosen = compute_qparams(Range(float((self.lows / factor).min()), float((self.highs / factor).max())), kind)
-        shape = [1] * self.x.ndim
-        shape[self.channels.axis] = -1
-        read = _fake_quantize(self.x / factor.reshape(shape), self.x.new_tensor(chosen.scale), chosen.zero_point, kind)
+        divided = self.x / reshape_along_dim(factor, self.channels.axis, self.x.ndim)
+        read = _fake_quantize(divided, self.x.new_tensor(chosen.scale), chosen.zero_point, kind)
         squared_error = 0.0
         for (node, weight), expected in zip(self.layer_weights, self.expected, strict=True):
             large = scale_input_channels(weight, factor, groups=groups_of(node))
-            scales = compute_weight_scales(large, 0, self.scheme.weights).reshape(-1, *[1] * (weight.ndim - 1))
+            scales = reshape_along_dim(compute_weight_scales(large, 0, self.scheme.weights), 0, weight.ndim)
             found = run_with_weight(node, _fake_quantize(large, scales, 0, self.scheme.weights), read)
             squared_error += float((found - expected).square().sum())
         return squared_error

@@ -11,18 +11,18 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import WeightOnlyScheme
-from clika_ref.quantization.algorithms.gptq import quantize_with_gptq
-from clika_ref.quantization.algorithms.gradient_tape import GradientRecorder, record_gradients
+from clika_ref.quantization.algorithms.gptq import quantize_with_gptq, sum_squared_error
+from clika_ref.quantization.algorithms.gradient_tape import record_gradients
 from clika_ref.quantization.algorithms.sensitivity import sensitivity_reason, variance_share
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.weight_clipping import find_clipped_scales
 from clika_ref.quantization.graph_runs import visit_activations
 from clika_ref.quantization.layer_settings import NodeSettings
 from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_of, weight_position_of
-from clika_ref.quantization.qdq.packed_weights import PackedWeight, weight_rows
+from clika_ref.quantization.qdq.packed_weights import PackedWeight, has_output_rows, weight_rows
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import compute_weight_scales
-from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
+from clika_ref.settings.compile_options import ClikaCompileOptions
 from clika_ref.settings.quantization import QuantizationSettings
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -30,22 +30,6 @@ WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 MAX_GPTQ_BATCHES = 4
 """Maximum number of batches that rounding is fitted to; the last batch is for evaluation."""
-
-
-@dataclass(frozen=True)
-class WeightOnlyOptions:
-    """Options for the quantization of a layer's weight to low bits."""
-
-    clips: bool = True
-    """Whether scales may clip the largest elements if that lowers the error of the whole."""
-    feedback: Switch = "auto"
-    """GPTQ: used if it lowers the error on data, always, or never."""
-
-    @classmethod
-    def of(cls, options: ClikaCompileOptions, *, is_late: bool = False) -> WeightOnlyOptions:
-        """Return the options that the user chose; when late, those on ``"auto"`` are off."""
-        is_left = is_late and options.weight_rounding == "auto"
-        return cls(options.weight_clipping != "off", "off" if is_left else options.weight_rounding)
 
 
 @dataclass
@@ -75,7 +59,7 @@ def quantize_weights_only(
     skipped: Mapping[Node, str],
     *,
     forced: Collection[Node] = (),
-    find_options: Callable[[], WeightOnlyOptions] = WeightOnlyOptions,
+    find_options: Callable[[], ClikaCompileOptions] = ClikaCompileOptions,
 ) -> WeightOnlyResult:
     """Quantize the weight of each layer to the fewest bytes at which it is not too sensitive.
 
@@ -86,21 +70,20 @@ def quantize_weights_only(
         settings: those of the model.
         skipped: nodes that stay unchanged, with the reason.
         forced: nodes that are quantized regardless of their sensitivity.
-        find_options: returns the options; called for each layer, since there may be a time limit.
+        find_options: returns the options of the rounding; called for each layer, since there may be a time limit.
 
     Raises:
         ModelError: a width or block size is requested that the target does not support.
     """
-    graph, found = calibration.graph, WeightOnlyResult()
-    waiting: dict[Node, Iterator[tuple[int, int]]] = {}
-    for node, options in list_layer_options(graph, kind, chosen, settings, skipped).items():
+    search = _OptionSearch(calibration, settings, forced, find_options)
+    for node, options in list_layer_options(calibration.graph, kind, chosen, settings, skipped).items():
         if isinstance(options, str):
-            found.floats[node] = options
+            search.found.floats[node] = options
         else:
-            waiting[node] = iter(options)
-    if waiting:
-        _OptionSearch(calibration, settings, found, waiting, forced=forced, find_options=find_options).run()
-    return found
+            search.waiting[node] = iter(options)
+    if search.waiting:
+        search.run()
+    return search.found
 
 
 def list_layer_options(
@@ -130,7 +113,8 @@ def list_layer_options(
 def _list_options(
     node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightOnlyScheme
 ) -> str | list[tuple[int, int]]:
-    taken, inputs = _select_supported_options(node, widths, blocks, kind), _input_count(node)
+    taken = _select_supported_options(node, widths, blocks, kind)
+    inputs = int(weight_of(node).type.shape[1 if has_output_rows(node) else 0])
     options = sorted(
         ((bits, block) for bits, block in taken if not block or inputs % block == 0), key=_bits_per_element
     )
@@ -194,39 +178,23 @@ def _bits_per_element(option: tuple[int, int]) -> float:
     return bits + (32 / block if block else 0)
 
 
-def _input_count(node: Node) -> int:
-    return int(weight_of(node).type.shape[1 if (node.op.trait.axis or 0) == 0 else 0])
-
-
+@dataclass
 class _OptionSearch:
     """Evaluates one option of each layer at a time, all layers in one backward pass, until each is decided."""
 
-    def __init__(
-        self,
-        calibration: Calibration,
-        settings: QuantizationSettings,
-        found: WeightOnlyResult,
-        waiting: dict[Node, Iterator[tuple[int, int]]],
-        *,
-        forced: Collection[Node],
-        find_options: Callable[[], WeightOnlyOptions],
-    ) -> None:
-        self.settings, self.found, self.waiting, self.forced, self.find_options = (
-            settings,
-            found,
-            waiting,
-            forced,
-            find_options,
-        )
-        batches = calibration.reservoir.batches
-        fitted, judged = (batches[:-1][:MAX_GPTQ_BATCHES], batches[-1:]) if len(batches) > 1 else (batches, batches)
-        read = {node.first_tensor for node in waiting}
-        self.fitted, self.judged = (_gram_matrices(calibration.graph, read, some) for some in (fitted, judged))
-        self.recorder: GradientRecorder = record_gradients(
-            calibration.graph, {node: node.output for node in waiting}, batches[0]
-        )
+    calibration: Calibration
+    settings: QuantizationSettings
+    forced: Collection[Node]
+    find_options: Callable[[], ClikaCompileOptions]
+    waiting: dict[Node, Iterator[tuple[int, int]]] = field(default_factory=dict[Node, Iterator[tuple[int, int]]])
+    found: WeightOnlyResult = field(default_factory=WeightOnlyResult)
 
     def run(self) -> None:
+        graph, batches = self.calibration.graph, self.calibration.reservoir.batches
+        fitted, judged = (batches[:-1][:MAX_GPTQ_BATCHES], batches[-1:]) if len(batches) > 1 else (batches, batches)
+        read = {node.first_tensor for node in self.waiting}
+        self.fitted, self.judged = (_gram_matrices(graph, read, some) for some in (fitted, judged))
+        self.recorder = record_gradients(graph, {node: node.output for node in self.waiting}, batches[0])
         while self.waiting:
             evaluated: dict[Node, PackedWeight] = {}
             for node, options in [*self.waiting.items()]:
@@ -253,12 +221,10 @@ class _OptionSearch:
 
     def _give_up(self, node: Node) -> None:
         """Keep the weight, or take the least sensitive option if the user quantizes all layers."""
-        limit = self.settings.quantization_sensitivity_threshold
         if not self.settings.automatic_skip_quantization or node in self.forced:
             self.found.packed[node] = self.found.evaluated[node]
-        elif not limit:
-            self.found.floats[node] = "quantization_sensitivity_threshold=0: quantization would change the results"
         else:
+            limit = self.settings.quantization_sensitivity_threshold
             self.found.floats[node] = sensitivity_reason(self.found.sensitivities[node], limit)
 
     @torch.no_grad()
@@ -277,7 +243,7 @@ class _OptionSearch:
 
 @torch.no_grad()
 def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
-    rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor, options: WeightOnlyOptions
+    rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor, options: ClikaCompileOptions
 ) -> PackedWeight:
     """Quantize a weight to low bits, with rounding to nearest or GPTQ, whichever has the lower error.
 
@@ -287,27 +253,27 @@ def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
         block_size: number of neighbors that share a scale, 0 for a whole row.
         fitted: ``x.T @ x`` of the data to fit, ``float32[inputs, inputs]``.
         judged: the same of the data for evaluation.
-        options: options of the rounding.
+        options: ``weight_clipping`` lets scales clip the largest elements, and ``weight_rounding`` is that of GPTQ.
     """
     blocks = rows.shape[1] // block_size if block_size else 1
     kind = PackedWeight(bits, block_size, rows.new_empty(0)).quantized_type
     importance = fitted.diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
     parts = rows.reshape(len(rows) * blocks, -1)
-    scales = find_clipped_scales(parts, 0, kind, importance) if options.clips else compute_weight_scales(parts, 0, kind)
+    is_exact = options.weight_clipping == "off"
+    scales = compute_weight_scales(parts, 0, kind) if is_exact else find_clipped_scales(parts, 0, kind, importance)
     nearest = PackedWeight(bits, block_size, scales.reshape(len(rows), blocks))
-    steps = None if options.feedback == "off" else quantize_with_gptq(rows, nearest.scales, kind, fitted)
+    steps = None if options.weight_rounding == "off" else quantize_with_gptq(rows, nearest.scales, kind, fitted)
     if steps is None:
         return nearest
     fed_back = replace(nearest, offsets=steps - nearest.steps(rows))
-    if options.feedback == "on":
+    if options.weight_rounding == "on":
         return fed_back
     return min((nearest, fed_back), key=lambda packed: sum_squared_product_error(rows, packed, judged))
 
 
 def sum_squared_product_error(rows: Tensor, packed: PackedWeight, gram: Tensor) -> float:
     """Return the squared error of products with the data of a Gram matrix, summed."""
-    error = packed.dequantize(rows) - rows
-    return float(((error @ gram) * error).sum())
+    return sum_squared_error(packed.dequantize(rows) - rows, gram)
 
 
 def _weight_rows(node: Node) -> Tensor:

@@ -68,7 +68,8 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
         found = Calibration(graph, table, model=str(document[CalibrationKey.MODEL]))
         if document[CalibrationKey.INPUTS] is not None:
             batches = [
-                _read_batch(tensors, number, len(graph.inputs)) for number in range(document[CalibrationKey.INPUTS])
+                [tensors[f"{CalibrationKey.INPUTS}.{number}.{index}"] for index in range(len(graph.inputs))]
+                for number in range(document[CalibrationKey.INPUTS])
             ]
             held = sum(x.nbytes for batch in batches for x in batch)
             found.reservoir = Reservoir(
@@ -81,10 +82,6 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
         msg = f"the saved calibration is damaged: {type(error).__name__}: {error}. Calibrate again."
         raise ModelError(msg) from error
     return found
-
-
-def _read_batch(tensors: Mapping[str, Tensor], number: int, count: int) -> list[Tensor]:
-    return [tensors[f"{CalibrationKey.INPUTS}.{number}.{index}"] for index in range(count)]
 
 
 def _compress_counts(counts: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from clika_ref.quantization.calibration.fingerprint import batch_fingerprint
 from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.calibration.statistics import BatchStatistics, measure_tensor
 from clika_ref.quantization.graph_runs import run_graph
-from clika_ref.quantization.qdq.channel_means import channel_means
+from clika_ref.quantization.qdq.layer_weights import channel_means
 from clika_ref.targets.size_statistics import SymbolSizes, symbol_sizes_of
 
 MAX_FITTED_BATCHES = 8
@@ -31,6 +31,18 @@ MAX_RESERVOIR_BYTES = 64 * 2**20
 def sample_count(inputs: Sequence[Tensor]) -> int:
     """Return the number of samples in a batch: the largest length of dim 0 among the inputs."""
     return max((t.shape[0] for t in inputs if t.ndim), default=1)
+
+
+def take_batches(batches: Iterable[Sequence[Tensor]], min_samples: int) -> list[Sequence[Tensor]]:
+    """Return the first batches with ``min_samples`` samples along dim 0 in total, or all; no further ones are read."""
+    chosen: list[Sequence[Tensor]] = []
+    count = 0
+    for inputs in batches:
+        chosen.append(inputs)
+        count += sample_count(inputs)
+        if count >= min_samples:
+            break
+    return chosen
 
 
 def batch_bytes(inputs: Sequence[Tensor]) -> int:
@@ -51,17 +63,6 @@ class Reservoir:
     batches: list[list[Tensor]] = field(default_factory=list[list[Tensor]])
     used_bytes: int = 0
     is_full: bool = False
-
-    def samples(self, fewest: int) -> list[list[Tensor]]:
-        """Return the first batches that together have at least ``fewest`` samples along dim 0, or all batches."""
-        chosen: list[list[Tensor]] = []
-        count = 0
-        for inputs in self.batches:
-            if count >= fewest:
-                break
-            chosen.append(inputs)
-            count += sample_count(inputs)
-        return chosen
 
     def offer(self, inputs: Sequence[Tensor]) -> None:
         """Keep a copy of a batch unless the reservoir is full; the first batch is always kept.
@@ -221,9 +222,14 @@ def is_move_of_observed_value(node: Node) -> bool:
 
     A selection from a constant is observed itself.
     """
-    if node.op.trait is not SHARED_QPARAMS:
-        return False
-    return not node.first_tensor.is_constant
+    return node.op.trait is SHARED_QPARAMS and not node.first_tensor.is_constant
+
+
+def source_of_moves(value: Value) -> Value:
+    """Return the observed value that a value is a move of; itself if it is observed."""
+    while value.producer is not None and is_move_of_observed_value(value.producer):
+        value = value.producer.first_tensor
+    return value
 
 
 def _observe(found: dict[str, BatchStatistics], value: Value, x: Tensor, where: str, batch: int) -> None:
@@ -252,6 +258,5 @@ def _find_infinite_source(value: Value, found: Mapping[str, BatchStatistics]) ->
 
 
 def _is_unbounded(value: Value, found: Mapping[str, BatchStatistics]) -> bool:
-    while value.producer is not None and is_move_of_observed_value(value.producer):
-        value = value.producer.first_tensor
-    return value.name in found and found[value.name].is_unbounded
+    source = source_of_moves(value).name
+    return source in found and found[source].is_unbounded

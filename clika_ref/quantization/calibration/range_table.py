@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Value
 from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN, Histogram
 from clika_ref.quantization.calibration.statistics import BatchStatistics, ExactSum, Statistics
 from clika_ref.serialization.atomic_files import write_atomically
@@ -61,6 +62,15 @@ class RangeTable:
     def _statistics_of(self, name: str) -> Statistics:
         return self.values.setdefault(name, Statistics())
 
+    def has_range(self, value: Value) -> bool:
+        """Return whether bounded elements of a value were seen, and no others; masks have none."""
+        statistics = self.values.get(value.name)
+        return statistics is not None and not statistics.is_empty and not statistics.is_unbounded
+
+    def is_negative(self, value: Value) -> bool:
+        """Return whether a value had, or may have, a negative element."""
+        return value.name not in self.values or self.values[value.name].low < 0
+
     def save(self, path: Path | str) -> None:
         """Write the table as safetensors: the counts as one tensor, the rest as JSON in the metadata.
 
@@ -101,12 +111,9 @@ class RangeTable:
             with safetensors.safe_open(str(path), framework="pt") as file:
                 document = json.loads((file.metadata() or {})[RangesKey.FILE])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            return cls.read(document, tensors, str(path))
         except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
-            msg = (
-                f"{path} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."
-            )
-            raise ModelError(msg) from error
+            raise _damage_error(str(path), error) from error
+        return cls.read(document, tensors, str(path))
 
     @classmethod
     def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], where: str) -> RangeTable:
@@ -134,10 +141,13 @@ class RangeTable:
             facts = (str(document[key]) for key in (RangesKey.SMOOTHING_PURPOSE, RangesKey.MODEL, RangesKey.FIRST))
             return cls(values, int(document[RangesKey.BATCHES]), smoothing, *facts)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            msg = (
-                f"{where} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."
-            )
-            raise ModelError(msg) from error
+            raise _damage_error(where, error) from error
+
+
+def _damage_error(where: str, error: Exception) -> ModelError:
+    return ModelError(
+        f"{where} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."
+    )
 
 
 def statistics_to_json(statistics: Statistics) -> dict[str, Any]:

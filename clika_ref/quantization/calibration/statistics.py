@@ -60,17 +60,15 @@ def measure_tensor(x: Tensor) -> BatchStatistics:
     Raises:
         ValueError: it contains NaN.
     """
-    x, limit, is_unbounded = (
-        flatten_in_memory_order(x.detach()),
-        min(UNBOUNDED_MAGNITUDE, torch.finfo(x.dtype).max),
-        False,
-    )
+    x = flatten_in_memory_order(x.detach())
     low, high = _min_max(x)
     if math.isnan(low):
         msg = "cannot compute the range of a tensor that contains NaN"
         raise ValueError(msg)
-    if len(x) and max(-low, high) >= limit:
-        x, is_unbounded = x[x.abs() < limit], True
+    limit = min(UNBOUNDED_MAGNITUDE, torch.finfo(x.dtype).max)
+    is_unbounded = len(x) > 0 and max(-low, high) >= limit
+    if is_unbounded:
+        x = x[x.abs() < limit]
         low, high = _min_max(x)
     return BatchStatistics(low, high, sample_evenly(x), is_unbounded)
 

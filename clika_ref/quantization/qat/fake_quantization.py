@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clika_ref.core.operators import operator
+from clika_ref.quantization.qdq.layer_weights import reshape_along_dim
 from clika_ref.quantization.qdq.qparams import INT32_BIAS_LIMIT
 
 MIN_GRADIENT_SCALE = 2.0**-13
@@ -48,7 +49,7 @@ def follow_norm_multiplier(scales: Tensor, now: Tensor, then: Tensor) -> Tensor:
         return scales
     now, then = now.detach().abs(), then.abs()
     share = torch.where((now > 0) & (then > 0), now / then, torch.ones_like(now)).to(scales.dtype)
-    return scales * share.reshape(-1, *[1] * (scales.ndim - 1))
+    return scales * reshape_along_dim(share, 0, scales.ndim)
 
 
 @operator()
@@ -74,7 +75,7 @@ def fake_quantize_weight(
     ``offsets`` is the offset of each integer from the nearest one, in steps.
     """
     if axis is not None:
-        scales = scales.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
+        scales = reshape_along_dim(scales, axis, weight.ndim)
     return _fake_quantize_scaled(weight, scales, offsets, low, high)
 
 

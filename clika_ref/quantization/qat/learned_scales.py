@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
-from clika_ref.quantization.qat.fake_quantization import apply_log_scale, apply_log_scales
+from clika_ref.quantization.qat.fake_quantization import apply_log_scales
 from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.quantization.qdq.qparams import MIN_SCALE, QParams
+from clika_ref.quantization.qdq.qparams import MIN_SCALE
 
 LOG_SCALE_SCOPES = ("clika.log_scales", "clika.log_weight_scales")
 """Prefixes of the logarithms among the parameters of a module: of values, and of layer weights."""
@@ -68,18 +68,12 @@ def apply_learned_scales(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
     """
     if not any(bool(log.any()) for log in logs.values()):
         return plan
-    values = {
-        name: _learn_scale(scale, logs.get(log_scale_name(plan, name))) for name, scale in plan.activations.items()
-    }
-    weights = {
-        name: _learn_scales(scales, logs.get(WEIGHT_LOG_SCALE_PREFIX + name)) for name, scales in plan.weights.items()
-    }
-    tensors = {
-        name: _learn_scales(tensors.scales, logs.get(WEIGHT_LOG_SCALE_PREFIX + name))
-        for name, tensors in plan.packed_weights.items()
-    }
-    invalid = [f"of the activation {name!r} is {scale}" for name, scale in values.items() if not _is_valid_scale(scale)]
-    for name, scales in {**weights, **tensors}.items():
+    learned = scales_by_log_name(plan)
+    learned |= {n: apply_log_scales(logs[n], scales.to(logs[n].device)) for n, scales in learned.items() if n in logs}
+    values = {name: float(learned[log_scale_name(plan, name)]) for name in plan.activations}
+    weights = {name: learned[WEIGHT_LOG_SCALE_PREFIX + name] for name in (*plan.weights, *plan.packed_weights)}
+    invalid = [f"of the activation {name!r} is {x}" for name, x in values.items() if not MIN_SCALE <= x < math.inf]
+    for name, scales in weights.items():
         odd = scales[~((scales >= MIN_SCALE) & scales.isfinite())]
         invalid += [f"of the weight of {name!r} is {float(odd[0])}"] if len(odd) else []
     if invalid:
@@ -88,18 +82,9 @@ def apply_learned_scales(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
             "a smaller learning rate."
         )
         raise ModelError(msg)
-    activations = {name: QParams(values[name], scale.zero_point) for name, scale in plan.activations.items()}
-    compressed = {name: replace(plan.packed_weights[name], scales=scales) for name, scales in tensors.items()}
-    return replace(plan, activations=activations, weights=weights, packed_weights=compressed)
-
-
-def _learn_scale(scale: QParams, log: Tensor | None) -> float:
-    return scale.scale if log is None else float(apply_log_scale(log, planned=scale.scale))
-
-
-def _learn_scales(planned: Tensor, logs: Tensor | None) -> Tensor:
-    return planned if logs is None else apply_log_scales(logs, planned.to(logs.device))
-
-
-def _is_valid_scale(scale: float) -> bool:
-    return MIN_SCALE <= scale < math.inf
+    return replace(
+        plan,
+        activations={name: replace(scale, scale=values[name]) for name, scale in plan.activations.items()},
+        weights={name: weights[name] for name in plan.weights},
+        packed_weights={name: replace(packed, scales=weights[name]) for name, packed in plan.packed_weights.items()},
+    )

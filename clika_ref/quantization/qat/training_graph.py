@@ -39,7 +39,7 @@ from clika_ref.quantization.qdq.insertion import (
     redirect_use,
     scale_axis_of,
 )
-from clika_ref.quantization.qdq.layer_weights import bias_of, weight_position_of
+from clika_ref.quantization.qdq.layer_weights import bias_of, reshape_along_dim, weight_position_of
 from clika_ref.quantization.qdq.norm_folding import fold_weight
 from clika_ref.quantization.qdq.packed_weights import has_output_rows
 from clika_ref.quantization.qdq.qparams import QParams
@@ -71,10 +71,10 @@ def unfold_and_normalize(  # noqa: PLR0917 - the signature is the schema
     """
     whole = scale.detach() if factor is None else scale.detach() * factor
     whole = torch.where(whole == 0, torch.ones_like(whole), whole).to(x.dtype)
-    x = x / _along_channels(whole, x)
-    x = x if bias is None else x + _along_channels(bias.to(x.dtype), x)
+    x = x / reshape_along_dim(whole, 1, x.ndim)
+    x = x if bias is None else x + reshape_along_dim(bias.to(x.dtype), 1, x.ndim)
     result = normalize_by_batch(x, gamma, beta, mean, var, momentum=momentum, eps=eps)
-    return result if factor is None else result * _along_channels(factor.to(result.dtype), x)
+    return result if factor is None else result * reshape_along_dim(factor.to(result.dtype), 1, x.ndim)
 
 
 @operator()
@@ -99,17 +99,13 @@ def normalize_by_batch(
 @operator()
 def add_along_dim(x: Tensor, correction: Tensor, *, dim: int) -> Tensor:
     """Add a value for each index along a dim to ``x``."""
-    return x + correction.reshape([-1 if i == dim else 1 for i in range(x.ndim)])
+    return x + reshape_along_dim(correction, dim, x.ndim)
 
 
 @operator()
 def stop_gradient(x: Tensor) -> Tensor:
     """Detach ``x`` from its gradient history."""
     return x.detach()
-
-
-def _along_channels(vector: Tensor, x: Tensor) -> Tensor:
-    return vector.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
 def with_live_norms(graph: Graph) -> Graph:

@@ -15,6 +15,7 @@ from clika_ref.quantization.qdq.layer_weights import (
     data_of,
     groups_of,
     is_unchanged_constant,
+    reshape_along_dim,
     weight_of,
     weight_position_of,
 )
@@ -153,7 +154,7 @@ def _user_node(use: Use) -> Node:
 
 def scale_along_dim(x: Tensor, factor: Tensor, *, axis: int) -> Tensor:
     """Multiply a constant by a factor for each index along a dim."""
-    return x * factor.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+    return x * reshape_along_dim(factor, axis, x.ndim)
 
 
 def scale_input_channels(weight: Tensor, factor: Tensor, *, groups: int) -> Tensor:

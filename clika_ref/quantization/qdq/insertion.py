@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -154,13 +154,9 @@ def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str,
     build = Builder(graph, operators, node, node.origin)
     scales = current_weight_scales(plan.weights[node.name], node, plan.norms.get(node.name))
     weight, axis = weight_of(node), scale_axis_of(node, scales)
-    kind, offsets = plan.scheme.weights, plan.offsets.get(node.name)
-    nearest = partial(quantize_weight, scales=scales, axis=axis, kind=kind, quantize=operators["quantize"])
-    quantized = build.constant(
-        partial(_quantize_as_planned, weight, nearest, kind, offsets),
-        f"{weight.name}_integers",
-        TensorType(torch.int8, weight.type.shape),
-    )
+    offsets = plan.offsets.get(node.name)
+    made = partial(quantize_weight, weight, scales, axis, plan.scheme.weights, operators["quantize"], offsets)
+    quantized = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, weight.type.shape))
     scale = build.constant(scales, f"{weight.name}_scale")
     graph.set_input(node, weight_position_of(node), build("dequantize", quantized, scale, axis=axis))
     if node.op.trait.bias is not None:
@@ -178,11 +174,8 @@ def quantize_layer_weight(node: Node, plan: Plan, operators: Mapping[str, Operat
         packed = replace(packed, scales=current_weight_scales(packed.scales, node, norms))
         return packed.steps(weight_rows(node, data_of(weight))), packed.scales
     scales = current_weight_scales(plan.weights[node.name], node, norms)
-    kind, offsets = plan.scheme.weights, plan.offsets.get(node.name)
-    nearest = partial(
-        quantize_weight, scales=scales, axis=scale_axis_of(node, scales), kind=kind, quantize=operators["quantize"]
-    )
-    return _quantize_as_planned(weight, nearest, kind, offsets), scales
+    axis, offsets = scale_axis_of(node, scales), plan.offsets.get(node.name)
+    return quantize_weight(weight, scales, axis, plan.scheme.weights, operators["quantize"], offsets), scales
 
 
 def _correct_bias(bias: Value | None, correction: Tensor | None, build: Builder, name: str) -> Value | None:
@@ -214,19 +207,19 @@ def scale_axis_of(node: Node, scales: Tensor) -> int | None:
     return (node.op.trait.axis or 0) % weight_of(node).type.rank if scales.ndim else None
 
 
-def _quantize_as_planned(
-    weight: Value, find: Callable[[Value], Tensor], kind: QuantizedType, offsets: Tensor | None
+def quantize_weight(  # noqa: PLR0917 - these arguments describe one weight
+    weight: Value,
+    scales: Tensor,
+    axis: int | None,
+    kind: QuantizedType,
+    quantize: Operator,
+    offsets: Tensor | None = None,
 ) -> Tensor:
-    """Return the quantized weight of a plan: the nearest integers, plus their offsets."""
-    nearest = find(weight)
-    return nearest if offsets is None else (nearest.to(torch.int16) + offsets).clamp(kind.low, kind.high).to(torch.int8)
-
-
-def quantize_weight(weight: Value, scales: Tensor, axis: int | None, kind: QuantizedType, quantize: Operator) -> Tensor:
-    """Quantize a weight to ``int8`` of its shape."""
+    """Quantize a weight to ``int8`` of its shape: the nearest integers, plus offsets if given."""
     zeros = torch.zeros_like(scales, dtype=torch.int8)
     with torch.no_grad():
-        return quantize(data_of(weight), scales, zeros, axis=axis, **quantize_attributes(kind))
+        nearest = quantize(data_of(weight), scales, zeros, axis=axis, **quantize_attributes(kind))
+    return nearest if offsets is None else (nearest.to(torch.int16) + offsets).clamp(kind.low, kind.high).to(torch.int8)
 
 
 def quantize_attributes(kind: QuantizedType) -> dict[str, Any]:

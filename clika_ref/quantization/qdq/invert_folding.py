@@ -12,7 +12,7 @@ from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.quantization.qdq.channel_scales import scale_along_dim, scale_input_channels
-from clika_ref.quantization.qdq.layer_weights import data_of
+from clika_ref.quantization.qdq.layer_weights import data_of, reshape_along_dim
 from clika_ref.quantization.qdq.norm_folding import fold_weight, norm_scale
 from clika_ref.quantization.qdq.stored_weights import LayoutStep, MultiplyStep
 
@@ -24,11 +24,7 @@ def find_inverse_steps(constant: Value) -> tuple[Value, list[MultiplyStep | Layo
     """
     steps: list[MultiplyStep | LayoutStep] = []
     while constant.deferred_data is not None:
-        found = (
-            _invert_deferred(constant, constant.deferred_data)
-            if isinstance(constant.deferred_data, DeferredConstant)
-            else None
-        )
+        found = _invert_deferred(constant)
         if found is None:
             return None
         constant, step = found
@@ -36,43 +32,35 @@ def find_inverse_steps(constant: Value) -> tuple[Value, list[MultiplyStep | Layo
     return constant, steps
 
 
-def _invert_deferred(
-    constant: Value, deferred: DeferredConstant
-) -> tuple[Value, MultiplyStep | LayoutStep | None] | None:
+def _invert_deferred(constant: Value) -> tuple[Value, MultiplyStep | LayoutStep | None] | None:
     """Return the source of a constant and the step that restores it; the step is None if the elements are the same."""
-    source = deferred.sources[0]
-    if not isinstance(source, Value):
+    deferred = constant.deferred_data
+    if not isinstance(deferred, DeferredConstant) or not isinstance(deferred.sources[0], Value):
         return None
+    source = deferred.sources[0]
     arguments = dict(deferred.arguments)
     if deferred.function is fold_weight:
         gamma, var = (v and v.data for v in deferred.sources[1:])
         factor = norm_scale(gamma, var, eps=arguments["eps"])
-        return _invert_factor(source, _norm_factor_view(constant, factor, arguments["groups"]))
+        return _invert_factor(source, _factor_view(constant, factor, arguments["groups"]))
     if deferred.function is scale_along_dim:
         shape, factor = _static_shape(constant), deferred.sources[1].data
-        along = [-1 if axis == arguments["axis"] else 1 for axis in range(len(shape))]
-        return _invert_factor(source, (shape, factor.reshape(along)))
+        return _invert_factor(source, (shape, reshape_along_dim(factor, arguments["axis"], len(shape))))
     if deferred.function is scale_input_channels:
-        return _invert_factor(source, _input_factor_view(constant, deferred.sources[1].data, arguments["groups"]))
+        return _invert_factor(source, _factor_view(constant, deferred.sources[1].data, arguments["groups"]))
     if _is_mask_of_zeros(deferred, source):
         return source, None
     step = _invert_movement(source, constant, deferred)
     return None if step is None else (source, step)
 
 
-def _norm_factor_view(constant: Value, factor: Tensor, groups: int | None) -> tuple[tuple[int, ...], Tensor]:
-    """Return the shape with the channels of a weight along one dim, and the factor along it."""
+def _factor_view(constant: Value, factor: Tensor, groups: int | None) -> tuple[tuple[int, ...], Tensor]:
+    """Return the shape with the scaled channels of a weight along dim 0, or dims 0 and 2, and the factor along them."""
     shape = _static_shape(constant)
     if groups is None:
-        return shape, factor.reshape(-1, *[1] * (len(shape) - 1))
+        return shape, reshape_along_dim(factor, 0, len(shape))
     seen = (groups, shape[0] // groups, *shape[1:])  # channel g * (k / groups) + j is [g, :, j]
     return seen, factor.reshape(groups, 1, -1, *[1] * (len(shape) - 2))
-
-
-def _input_factor_view(constant: Value, factor: Tensor, groups: int) -> tuple[tuple[int, ...], Tensor]:
-    """Return the shape with the input channels of a weight along two dims, and the factor along them."""
-    shape = _static_shape(constant)
-    return (groups, shape[0] // groups, *shape[1:]), factor.reshape(groups, 1, -1, *[1] * (len(shape) - 2))
 
 
 def _invert_factor(source: Value, seen: tuple[tuple[int, ...], Tensor]) -> tuple[Value, MultiplyStep] | None:
@@ -114,7 +102,7 @@ def _invert_movement(source: Value, constant: Value, deferred: DeferredConstant)
     expected = torch.zeros_like(found)
     for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
         along = torch.arange(size, dtype=torch.int32, device=device) * stride
-        expected += along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+        expected += reshape_along_dim(along, axis, len(shape))
     return LayoutStep(tuple(source.data.shape), tuple(strides)) if torch.equal(found, expected) else None
 
 

@@ -1,13 +1,17 @@
-"""The weight and bias of a layer, at the positions that the trait of its operator declares."""
+"""The weight, bias and channels of a layer, at the positions that the trait of its operator declares."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import QuantizationScheme
+
+MAX_MEAN_SAMPLES = 16
+"""Maximum number of parts that an output is split into; its first dim may be that of positions, which are many."""
 
 
 def weight_position_of(node: Node) -> int:
@@ -69,3 +73,25 @@ def run_with_weight(node: Node, weight: Tensor, x: Tensor) -> Tensor:
     if node.op.trait.bias is not None:
         operands[node.op.trait.bias] = None
     return node.op(*operands, **node.attrs)
+
+
+def channel_means(node: Node, result: Tensor) -> Tensor:
+    """Return the mean of each channel of a layer's output in each sample, ``float32[samples, channels]``.
+
+    An output without a batch dim is one sample. More than `MAX_MEAN_SAMPLES` samples are averaged in groups of
+    neighbors.
+    """
+    by_channel = result.movedim(node.op.trait.channel or 0, -1)
+    means = by_channel.reshape(result.shape[0] if result.ndim > 1 else 1, -1, by_channel.shape[-1]).mean(1)
+    if len(means) <= MAX_MEAN_SAMPLES:
+        return means
+    return torch.stack([part.mean(0) for part in means.tensor_split(MAX_MEAN_SAMPLES)])
+
+
+def reshape_along_dim(vector: Tensor, dim: int, rank: int) -> Tensor:
+    """Reshape ``vector[n]`` so that it broadcasts along one dim of a tensor.
+
+    >>> reshape_along_dim(torch.ones(3), -2, 4).shape
+    torch.Size([1, 1, 3, 1])
+    """
+    return vector.reshape([-1 if i == dim % rank else 1 for i in range(rank)])

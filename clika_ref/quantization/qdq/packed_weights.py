@@ -50,8 +50,8 @@ class PackedWeight:
 
     def steps(self, rows: Tensor) -> Tensor:
         """Quantize a weight ``float32[outputs, inputs]`` to ``int8[outputs, inputs]``."""
-        kind, nearest = self.quantized_type, self._scale_rows(rows).round()
-        nearest = nearest.clamp(kind.low, kind.high)
+        kind, blocks = self.quantized_type, rows.reshape(*self.scales.shape, -1)
+        nearest = (blocks / self.scales[..., None]).reshape(rows.shape).round().clamp(kind.low, kind.high)
         offsets = nearest if self.offsets is None else (nearest + self.offsets).clamp(kind.low, kind.high)
         return offsets.to(torch.int8)
 
@@ -59,9 +59,6 @@ class PackedWeight:
         """Return the dequantized weight, ``float32[outputs, inputs]``."""
         blocks = self.steps(rows).float().reshape(*self.scales.shape, -1) * self.scales[..., None]
         return blocks.reshape(rows.shape)
-
-    def _scale_rows(self, rows: Tensor) -> Tensor:
-        return (rows.reshape(*self.scales.shape, -1) / self.scales[..., None]).reshape(rows.shape)
 
 
 def has_output_rows(node: Node) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, is_fused
-from clika_ref.quantization.calibration.calibrator import is_move_of_observed_value
+from clika_ref.quantization.calibration.calibrator import source_of_moves
 from clika_ref.quantization.qdq.layer_weights import groups_of, is_unchanged_constant, weight_position_of
 
 COMPUTE_TRAIT = "compute"
@@ -58,24 +59,22 @@ def choose_placement(
         skipped: nodes that stay in float, with the reason.
         is_negative: whether a value had, or may have, a negative element.
     """
-    return _PlacementFinder(graph, scheme, has_range, skipped, is_negative).run()
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    return _PlacementFinder(graph, scheme, has_range, skipped, is_negative, order).run()
 
 
+@dataclass
 class _PlacementFinder:
-    def __init__(
-        self,
-        graph: Graph,
-        scheme: QuantizationScheme,
-        has_range: Callable[[Value], bool],
-        skipped: Mapping[Node, str],
-        is_negative: Callable[[Value], bool],
-    ) -> None:
-        self.graph, self.scheme, self.has_range, self.skipped = graph, scheme, has_range, skipped
-        self.is_negative = is_negative
-        self.found = Placement()
-        self.move_sources: dict[Value, Value] = {}
-        """Values that only move quantized data and need no quantization, with the source of their scale."""
-        self.order = {node: number for number, node in enumerate(graph.nodes)}
+    graph: Graph
+    scheme: QuantizationScheme
+    has_range: Callable[[Value], bool]
+    skipped: Mapping[Node, str]
+    is_negative: Callable[[Value], bool]
+    order: Mapping[Any, int]
+    """Position of each node in the graph."""
+    found: Placement = field(default_factory=Placement)
+    move_sources: dict[Value, Value] = field(default_factory=dict[Value, Value])
+    """Values that only move quantized data and need no quantization, with the source of their scale."""
 
     def run(self) -> Placement:
         for node in self.graph.nodes:
@@ -108,13 +107,13 @@ class _PlacementFinder:
             return "both operands are computed"
         if weight.type.dtype != torch.float32:
             return f"its weight is {weight.type.dtype}, and only float32 is quantized: compile model.float()"
-        if not self.has_range(_source_of_moves(node.first_tensor)):
+        if not self.has_range(source_of_moves(node.first_tensor)):
             return "its input has no range: it is a mask, or was empty in calibration"
-        if node.op_type in self.scheme.closed and not self.has_range(_source_of_moves(self._find_fused_output(node))):
+        if node.op_type in self.scheme.closed and not self.has_range(source_of_moves(self._find_fused_output(node))):
             return "its output has no range"
         if node.op_type in self.scheme.needs_single_group and groups_of(node) > 1:
             return f"the target computes {node.op_type} with groups in float"
-        if node.op_type in self.scheme.needs_zero_point_0 and self.is_negative(_source_of_moves(node.first_tensor)):
+        if node.op_type in self.scheme.needs_zero_point_0 and self.is_negative(source_of_moves(node.first_tensor)):
             return f"the target runs {node.op_type} in INT8 only if its inputs are not negative"
         return ""
 
@@ -163,19 +162,17 @@ class _PlacementFinder:
     def _quantize_value(self, value: Value) -> None:
         """Quantize a value, with the scale of the source that it was moved from, or its own."""
         self._quantize_moved(value)
-        self.found.scale_sources.setdefault(value, _source_of_moves(value))
+        self.found.scale_sources.setdefault(value, source_of_moves(value))
 
     def _quantize_addends(self, node: Node, sums: FusedSums) -> None:
         """Quantize the values added to the result of a layer: the runtime fuses the addition with the latest layer."""
         operands = [*_tensor_operands(node)]
-        results = {
-            v: self.order[v.producer] for v in operands if v.producer is not None and self._is_fusible_result(v, sums)
-        }
+        results = [v for v in operands if self._is_fusible_result(v, sums)]
         if not results or len(operands) != 2 or operands[0].type.shape != operands[1].type.shape:
             return
-        latest = max(results, key=lambda v: results[v])
+        latest = max(results, key=lambda v: self.order[v.producer])
         rounded = [v for v in operands if sums.rounds_layer_result or v is not latest]
-        if all(self.has_range(_source_of_moves(v)) for v in rounded):
+        if all(self.has_range(source_of_moves(v)) for v in rounded):
             for value in rounded:
                 self._quantize_value(value)
 
@@ -230,10 +227,3 @@ class _PlacementFinder:
 
 def _tensor_operands(node: Node) -> Iterator[Value]:
     return (v for v in node.inputs if isinstance(v, Value))
-
-
-def _source_of_moves(value: Value) -> Value:
-    """Return the value that calibration observed: the source that a value was moved from."""
-    while value.producer is not None and is_move_of_observed_value(value.producer):
-        value = value.producer.first_tensor
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,25 +22,6 @@ PLAN_FORMAT_VERSION = 3
 
 def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a plan as a JSON document and tensors; of its scheme only the parts needed after placement."""
-    document: dict[str, Any] = {
-        PlanKey.VERSION: PLAN_FORMAT_VERSION,
-        PlanKey.ACTIVATION_TYPE: dataclasses.asdict(plan.scheme.activations),
-        PlanKey.WEIGHT_TYPE: dataclasses.asdict(plan.scheme.weights),
-        PlanKey.INT32_BIAS: sorted(plan.scheme.int32_bias),
-        PlanKey.INT32_BIAS_2D_OR_STATIC: sorted(plan.scheme.int32_bias_2d_or_static),
-        PlanKey.JOINS: sorted(plan.scheme.joins),
-        PlanKey.IS_ALL_OR_NONE_QUANTIZED: plan.scheme.is_all_or_none_quantized,
-        PlanKey.QPARAMS: {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
-        PlanKey.WEIGHTS: [*plan.weights],
-        PlanKey.GPTQ: [*plan.offsets],
-        PlanKey.CORRECTIONS: [*plan.corrections],
-        PlanKey.SMOOTHING: [*plan.smoothing],
-        PlanKey.PACKED_WEIGHTS: {name: [held.bits, held.block_size] for name, held in plan.packed_weights.items()},
-        PlanKey.PACKED_GPTQ: [name for name, held in plan.packed_weights.items() if held.offsets is not None],
-        PlanKey.FLOATS: plan.floats,
-        PlanKey.SCALE_SOURCES: plan.scale_sources,
-        PlanKey.NORMS: [*plan.norms],
-    }
     every = {
         PlanKey.WEIGHTS: plan.weights,
         PlanKey.GPTQ: plan.offsets,
@@ -52,6 +33,25 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
             name: held.offsets for name, held in plan.packed_weights.items() if held.offsets is not None
         },
     }
+    document: dict[str, Any] = {
+        PlanKey.VERSION: PLAN_FORMAT_VERSION,
+        PlanKey.ACTIVATION_TYPE: dataclasses.asdict(plan.scheme.activations),
+        PlanKey.WEIGHT_TYPE: dataclasses.asdict(plan.scheme.weights),
+        PlanKey.INT32_BIAS: sorted(plan.scheme.int32_bias),
+        PlanKey.INT32_BIAS_2D_OR_STATIC: sorted(plan.scheme.int32_bias_2d_or_static),
+        PlanKey.JOINS: sorted(plan.scheme.joins),
+        PlanKey.IS_ALL_OR_NONE_QUANTIZED: plan.scheme.is_all_or_none_quantized,
+        PlanKey.QPARAMS: {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
+        PlanKey.WEIGHTS: [*every[PlanKey.WEIGHTS]],
+        PlanKey.GPTQ: [*every[PlanKey.GPTQ]],
+        PlanKey.CORRECTIONS: [*every[PlanKey.CORRECTIONS]],
+        PlanKey.SMOOTHING: [*every[PlanKey.SMOOTHING]],
+        PlanKey.PACKED_WEIGHTS: {name: [held.bits, held.block_size] for name, held in plan.packed_weights.items()},
+        PlanKey.PACKED_GPTQ: [*every[PlanKey.PACKED_GPTQ]],
+        PlanKey.FLOATS: plan.floats,
+        PlanKey.SCALE_SOURCES: plan.scale_sources,
+        PlanKey.NORMS: [*every[PlanKey.NORMS]],
+    }
     return document, {f"{kind}.{name}": tensor for kind, of in every.items() for name, tensor in of.items()}
 
 
@@ -61,6 +61,15 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     Raises:
         ModelError: the data has another version, or is damaged.
     """
+
+    def read_tensors(
+        key: PlanKey,
+        dtype: torch.dtype = torch.float32,
+        ranks: Collection[int] | None = (0, 1),
+        kind: str = "a vector of scales",
+    ) -> dict[str, Tensor]:
+        return {name: _check(tensors[f"{key}.{name}"], dtype, ranks, kind) for name in document[key]}
+
     try:
         if document[PlanKey.VERSION] != PLAN_FORMAT_VERSION:
             msg = (
@@ -68,35 +77,25 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
                 f"{PLAN_FORMAT_VERSION}. Quantize the model again."
             )
             raise ModelError(msg)
-        activations, weights = (
-            QuantizedType(**document[kind]) for kind in (PlanKey.ACTIVATION_TYPE, PlanKey.WEIGHT_TYPE)
+        scheme = QuantizationScheme(
+            QuantizedType(**document[PlanKey.ACTIVATION_TYPE]),
+            QuantizedType(**document[PlanKey.WEIGHT_TYPE]),
+            int32_bias=frozenset(map(str, document[PlanKey.INT32_BIAS])),
+            int32_bias_2d_or_static=frozenset(map(str, document[PlanKey.INT32_BIAS_2D_OR_STATIC])),
+            joins=frozenset(map(str, document[PlanKey.JOINS])),
+            is_all_or_none_quantized=bool(document[PlanKey.IS_ALL_OR_NONE_QUANTIZED]),
         )
-        biases, flat = (
-            frozenset(map(str, document[kind])) for kind in (PlanKey.INT32_BIAS, PlanKey.INT32_BIAS_2D_OR_STATIC)
-        )
-        joined = frozenset(map(str, document[PlanKey.JOINS]))
-        scheme = QuantizationScheme(activations, weights, int32_bias=biases, int32_bias_2d_or_static=flat, joins=joined)
-        plan = Plan(
-            dataclasses.replace(scheme, is_all_or_none_quantized=bool(document[PlanKey.IS_ALL_OR_NONE_QUANTIZED]))
-        )
+        plan = Plan(scheme)
         plan.activations = {name: QParams(float(s), int(zero)) for name, (s, zero) in document[PlanKey.QPARAMS].items()}
-        plan.weights = {name: _check_vector(tensors[f"{PlanKey.WEIGHTS}.{name}"]) for name in document[PlanKey.WEIGHTS]}
-        plan.offsets = {name: _check_int8(tensors[f"{PlanKey.GPTQ}.{name}"]) for name in document[PlanKey.GPTQ]}
-        plan.corrections = {
-            name: _check_vector(tensors[f"{PlanKey.CORRECTIONS}.{name}"]) for name in document[PlanKey.CORRECTIONS]
-        }
-        plan.smoothing = {
-            name: _check_vector(tensors[f"{PlanKey.SMOOTHING}.{name}"]) for name in document[PlanKey.SMOOTHING]
-        }
+        plan.weights = read_tensors(PlanKey.WEIGHTS)
+        plan.offsets = read_tensors(PlanKey.GPTQ, torch.int8, ranks=None, kind="a quantized weight")
+        plan.corrections = read_tensors(PlanKey.CORRECTIONS)
+        plan.smoothing = read_tensors(PlanKey.SMOOTHING)
+        plan.norms = read_tensors(PlanKey.NORMS, torch.float64)
+        scales = read_tensors(PlanKey.PACKED_WEIGHTS, ranks=(2,), kind="a matrix of torch.float32")
+        offsets = read_tensors(PlanKey.PACKED_GPTQ, torch.int8, ranks=(2,), kind="a matrix of torch.int8")
         for name, (bits, block_size) in document[PlanKey.PACKED_WEIGHTS].items():
-            offsets = tensors[f"{PlanKey.PACKED_GPTQ}.{name}"] if name in document[PlanKey.PACKED_GPTQ] else None
-            scales = _check_matrix(tensors[f"{PlanKey.PACKED_WEIGHTS}.{name}"], torch.float32)
-            plan.packed_weights[name] = PackedWeight(
-                int(bits), int(block_size), scales, _check_matrix(offsets, torch.int8)
-            )
-        plan.norms = {
-            name: _check_vector(tensors[f"{PlanKey.NORMS}.{name}"], torch.float64) for name in document[PlanKey.NORMS]
-        }
+            plan.packed_weights[name] = PackedWeight(int(bits), int(block_size), scales[name], offsets.get(name))
         plan.scale_sources = {str(name): str(other) for name, other in document[PlanKey.SCALE_SOURCES].items()}
         plan.floats = {str(name): str(reason) for name, reason in document[PlanKey.FLOATS].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -105,22 +104,8 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     return plan
 
 
-def _check_int8(tensor: Tensor) -> Tensor:
-    if tensor.dtype != torch.int8:
-        msg = f"{tensor.dtype}{list(tensor.shape)} is not a quantized weight"
-        raise ValueError(msg)
-    return tensor
-
-
-def _check_matrix(tensor: Tensor | None, dtype: torch.dtype) -> Any:
-    if tensor is not None and (tensor.dtype != dtype or tensor.ndim != 2):
-        msg = f"{tensor.dtype}{list(tensor.shape)} is not a matrix of {dtype}"
-        raise ValueError(msg)
-    return tensor
-
-
-def _check_vector(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    if tensor.dtype != dtype or tensor.ndim > 1:
-        msg = f"{tensor.dtype}{list(tensor.shape)} is not a vector of scales"
+def _check(tensor: Tensor, dtype: torch.dtype, ranks: Collection[int] | None, kind: str) -> Tensor:
+    if tensor.dtype != dtype or (ranks is not None and tensor.ndim not in ranks):
+        msg = f"{tensor.dtype}{list(tensor.shape)} is not {kind}"
         raise ValueError(msg)
     return tensor

@@ -182,7 +182,7 @@ def test_smoothing_int4_weights_reduce_error(tmp_path):
 
 def test_smoothing_int4_weights_never_add_nodes():
     """For INT4 weights, no division is added, and no factor without a gain."""
-    try_on = partial(LowBitWeightEvaluator, bits=4, blocks=[0])
+    try_on = partial(LowBitWeightEvaluator, bits=4, blocks=[0], options=ClikaCompileOptions())
     graph = graph_of(Outlying())
     assert search_smoothing_factors(graph, SCHEME.layers, data(1), try_on)
     assert not search_smoothing_factors(graph, SCHEME.layers, data(1), try_on, SmoothingOptions(with_node_share=None))

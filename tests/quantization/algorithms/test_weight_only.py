@@ -23,7 +23,7 @@ from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.export.input_rounding import round_in_blocks
 from clika_ref.quantization.algorithms.gptq import quantize_with_gptq
-from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions, quantize_low_bit
+from clika_ref.quantization.algorithms.weight_only import quantize_low_bit
 from clika_ref.quantization.qdq.packed_weights import PackedWeight
 
 FOUR = QuantizedType(4, is_signed=True, is_symmetric=True)
@@ -186,7 +186,7 @@ def test_weight_only_rounding_and_clipping_switches(monkeypatch):
 def test_quantize_low_bit_gptq_kept_if_better_or_on(feedback, is_moved):
     """GPTQ is kept only if it helps on other data, or if it is on."""
     rows, seen, other = noise(16, 64), correlated(512, 64), noise(256, 64, seed=5)
-    held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, WeightOnlyOptions(feedback=feedback))
+    held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, ClikaCompileOptions(weight_rounding=feedback))
     assert (held.offsets is not None) is is_moved
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from clika_ref.compiled.lowering import check_supported
-from clika_ref.compiled.runners import to_cpu
+from clika_ref.compiled.runners import compile_temporarily, to_cpu
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.targets import FLOAT_PRECISION, Target
-from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
+from clika_ref.export.explanation import Explanation, explain_artifact
 from clika_ref.export.export import make_export_graph
 from clika_ref.export.target_comparison import TargetFacts, make_row, make_unsupported_row
 from clika_ref.export.visualization import ReportFacts
