@@ -17,7 +17,6 @@ from clika_ref.quantization.qdq import norm_folding
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("passes")
-PASSES = ("passes",)
 
 
 # fold-batch-norm

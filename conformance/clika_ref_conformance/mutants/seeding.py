@@ -15,6 +15,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
 from clika_ref.core.rewriter import Rule
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 
 FaultContext = Callable[[Registry], AbstractContextManager[Any]]
 
@@ -77,6 +78,32 @@ class Catalogue:
 
         return declare
 
+    def attribute_values(
+        self, subject: str, change: str, /, *, levels: tuple[str, ...] = ("operators",), **values: Any
+    ) -> None:
+        """Seed a lowering that sees other values of some attributes of its operator."""
+        self.lowering(subject, change, levels=levels)(
+            lambda original, op, *operands, **attrs: original(op, *operands, **{**attrs, **values})
+        )
+
+    def node_functions(
+        self, subject: str, change: str, /, *, levels: tuple[str, ...] = ("operators",), **instead: Callable[..., Any]
+    ) -> None:
+        """Seed a lowering with other functions for some ONNX operator types, as of `PatchedOp`."""
+        self.lowering(subject, change, levels=levels)(
+            lambda original, op, *operands, **attrs: original(PatchedOp(op, **instead), *operands, **attrs)
+        )
+
+    def node_attributes(
+        self, subject: str, change: str, op_type: str, /, *, levels: tuple[str, ...] = ("operators",), **attributes: Any
+    ) -> None:
+        """Seed a lowering with other attributes of the nodes of an ONNX operator type; None omits an attribute."""
+        self.lowering(subject, change, levels=levels)(
+            lambda original, op, *operands, **attrs: original(
+                override_attributes(op, op_type, **attributes), *operands, **attrs
+            )
+        )
+
     def type_rule(self, subject: str, change: str, *, levels: tuple[str, ...] = ("dynamic",)) -> Callable[..., Any]:
         """Seed a faulty type rule: ``(original, *operand types, **attributes)``."""
 
@@ -104,6 +131,12 @@ class Catalogue:
         """Seed a faulty function of a module or a class: ``(original, *operands)``."""
         levels = levels or self.levels
         return lambda faulty: self.patch(subject, change, levels=levels)(_make_function_patch(holder, name, faulty))
+
+    def substitute(
+        self, subject: str, change: str, holder: Any, name: str, value: Any, *, levels: tuple[str, ...] = ()
+    ) -> None:
+        """Seed another value of a name of a module or a class."""
+        self._add(subject, change, levels or self.levels, lambda _: patch.object(holder, name, value))
 
     def rule(self, subject: str, change: str, module: Any, name: str) -> Callable[..., Any]:
         """Seed a faulty rule of a pass: ``(original, node, build)``."""
