@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,9 +36,10 @@ def plan_checks(task: Task, suite: Suite, levels: Mapping[str, str] = LEVELS) ->
 
 
 def run_check(check: Check) -> Outcome:
-    """Run one check; an exception becomes its verdict."""
+    """Run one check and measure its duration; an exception becomes its verdict."""
+    start = time.perf_counter()
     try:
-        outcome = replace(check.run(), name=check.name)
+        outcome = check.run()
     except SampleError as error:
         outcome = Outcome(check.name, error.comparison)
     except exceptions_to_catch() as error:  # an error fails only this check
@@ -45,7 +47,7 @@ def run_check(check: Check) -> Outcome:
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_format_traceback(error)}"))
     if outcome.verdict is Verdict.MEMORY:  # free graphs, which are reference cycles
         gc.collect()
-    return check_torch_state(outcome)
+    return check_torch_state(replace(outcome, name=check.name, seconds=time.perf_counter() - start))
 
 
 def check_torch_state(outcome: Outcome) -> Outcome:
