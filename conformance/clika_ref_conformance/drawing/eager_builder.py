@@ -20,6 +20,7 @@ from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_values import type_of
 from clika_ref_conformance.drawing.sampling import draw_call_of_any_dtype
+from clika_ref_conformance.eager_calls import call_eagerly
 from clika_ref_conformance.judged_dtypes import is_judged
 
 UNJUDGED_DTYPE = "of a dtype that is not judged"
@@ -80,9 +81,7 @@ class EagerGraphBuilder:
         given = resolve_attrs(op, attrs, self.sizes)
         kinds = [_operand_type(o) for o in operands]
         try:
-            with torch.no_grad():
-                result = op(*tensors, **given)
-            results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
+            results = tuple(call_eagerly(op, tensors, given))
             types = _infer_result_types(op, kinds, attrs, results, dynamic=bool(self.sizes))
             is_alien = not all(is_judged(r.dtype) for r in results)
         except Exception as error:  # noqa: BLE001 - a call is illegal if eager or inference rejects it

@@ -20,6 +20,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import CaseRun
 from clika_ref_conformance.deviations import ELEMENT_KINDS, Deviation, import_replica
+from clika_ref_conformance.eager_calls import as_list
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -185,8 +186,7 @@ def _alter_operator(node: Node, alter: NodeAlteration) -> Operator:
     @functools.wraps(original.reference)
     def reference(*operands: Any, **attrs: Any) -> Any:
         result = original(*operands, **attrs)
-        results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
-        changed = tuple(alter(node, operands, attrs, results))
+        changed = tuple(alter(node, operands, attrs, tuple(as_list(result))))
         return changed[0] if isinstance(result, torch.Tensor) else changed
 
     op.reference = reference
@@ -198,8 +198,7 @@ def _make_alteration(deviation: Deviation) -> NodeAlteration:
         replica = import_replica(deviation)
 
         def replicate(_: Node, operands: tuple[Any, ...], attrs: dict[str, Any], __: Tensors) -> Tensors:
-            result = replica(*operands, **attrs)
-            return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+            return as_list(replica(*operands, **attrs))
 
         return replicate
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
+from clika_ref_conformance.eager_calls import call_eagerly
 
 PROBE_SEEDS = range(4)
 """A call with the same result for each of these seeds is not random, such as dropout of probability 0."""
@@ -137,10 +138,7 @@ def _call_bytes(node: Node, values: Values, sizes: Mapping[str, int]) -> bytes:
     attrs: dict[str, Any] = {name: resolve(value, sizes) for name, value in node.attrs.items()}
     if node.op.takes_device and attrs["device"] is None:
         attrs["device"] = torch.device("cpu")
-    with torch.no_grad():
-        results = node.op(*operands, **attrs)
-    tensors = [results] if isinstance(results, Tensor) else results
-    return b"".join(bytes_of(t).numpy().tobytes() for t in tensors)
+    return b"".join(bytes_of(t).numpy().tobytes() for t in call_eagerly(node.op, operands, attrs))
 
 
 def _fill_floats(tensor: Tensor, value: float) -> Tensor:

@@ -20,6 +20,7 @@ from clika_ref.module.clika_module import ClikaModule
 from clika_ref_conformance.blocks import sequences, vision
 from clika_ref_conformance.blocks.block import BlockSpec
 from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
+from clika_ref_conformance.eager_calls import call_eagerly
 from clika_ref_conformance.execution.case_checks import find_unsupported, select_representative
 from clika_ref_conformance.execution.case_reduction import CaseBatch
 from clika_ref_conformance.judging.judge import CaseReference
@@ -111,9 +112,8 @@ class BlockChecks:
         inputs = [self._draw_inputs(CAPTURE_BATCH, seed) for seed in range(100, 100 + TOP1_SAMPLES)]
         actual = [result[0] for result in self._run_target(lowered, inputs)]
         double = copy.deepcopy(self.module).double()
-        with torch.no_grad():
-            eager = [_run_module(self.module, i)[0] for i in inputs]
-            exact = [_run_module(double, [*map(_to_float64, i)])[0] for i in inputs]
+        eager = [_run_module(self.module, i)[0] for i in inputs]
+        exact = [_run_module(double, [*map(_to_float64, i)])[0] for i in inputs]
         return Outcome("top-1", compare_top1(torch.cat(eager), torch.cat(exact), torch.cat(actual)))
 
     def _lower_graph(self) -> Graph:
@@ -149,6 +149,4 @@ def _to_float64(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    with torch.no_grad():
-        result = module(*(t.clone() for t in inputs))
-    return [result] if isinstance(result, torch.Tensor) else list(result)
+    return call_eagerly(module, [t.clone() for t in inputs], {})

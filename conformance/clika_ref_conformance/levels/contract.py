@@ -33,6 +33,7 @@ from clika_ref_conformance.drawing.sampling import (
     collect_judged_calls,
     draw_call_of_any_dtype,
 )
+from clika_ref_conformance.eager_calls import call_eagerly
 from clika_ref_conformance.execution.case_checks import has_same_bits, is_valid_reason
 from clika_ref_conformance.judged_dtypes import is_judged
 from clika_ref_conformance.judging.trait_claims import claim_of, find_broken_claim, has_claims
@@ -302,11 +303,10 @@ class ContractChecks:
         """Return eager's results, from one random seed; None if it rejects the call or a result is not judged."""
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` would format a stack for each other device
         try:
-            with torch.no_grad():
-                result = self.op(*fill_operands(call, make_typical_run(call.operands, 0).inputs), **call.attrs)
+            operands = fill_operands(call, make_typical_run(call.operands, 0).inputs)
+            results = call_eagerly(self.op, operands, call.attrs)
         except Exception:  # noqa: BLE001 - any error means that eager rejects the call
             return None
-        results = [result] if isinstance(result, torch.Tensor) else list(result)
         alien = next((r.dtype for r in results if not is_judged(r.dtype)), None)
         self._unjudged = self._unjudged or alien
         return None if alien else results

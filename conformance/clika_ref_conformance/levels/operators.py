@@ -29,6 +29,7 @@ from clika_ref_conformance.drawing.calls.vectors import (
 )
 from clika_ref_conformance.drawing.generation import collect_without_mutations, shrink
 from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, SampleError
+from clika_ref_conformance.eager_calls import call_eagerly
 from clika_ref_conformance.execution.case_checks import has_same_bits, run_case
 from clika_ref_conformance.execution.case_packs import CasePack
 from clika_ref_conformance.execution.case_reduction import CaseBatch
@@ -259,12 +260,10 @@ class OperatorChecks:
 
     def _call_eager(self, call: Call, run: CaseRun) -> Sequence[torch.Tensor] | str:
         try:
-            with torch.no_grad():
-                results = self.op(*fill_operands(call, run.inputs), **call.attrs)
+            results = call_eagerly(self.op, fill_operands(call, run.inputs), call.attrs)
         except Exception as error:  # noqa: BLE001 - any error means that eager rejects the call
             return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
-        found = [results] if isinstance(results, torch.Tensor) else list(results)
-        return found or "it returns no tensor"
+        return results or "it returns no tensor"
 
     def _run_and_reduce(self, name: str, row: DrawnCall, runs: Sequence[CaseRun] | None = None) -> Outcome:
         """Run a call, and reduce the first failure."""
