@@ -21,7 +21,7 @@ from clika_ref_conformance.execution.error_attribution import exceptions_to_catc
 from clika_ref_conformance.judged_dtypes import check_judged_dtypes
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import COUNT_FIELDS, Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Verdict, sum_counts
 
 OUT_OF_MEMORY_PHRASES = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory")
 """Messages of libraries that run out of memory without raising a `MemoryError`."""
@@ -54,7 +54,7 @@ def select_representative(found: Sequence[tuple[str, Comparison]]) -> tuple[str,
     This is a deviation, or else the passing run with the largest ratio, or else one that could not be judged. Its
     element counts are the totals of all runs.
     """
-    totals = {count: sum(getattr(c, count) for _, c in found) for count in COUNT_FIELDS}
+    totals = sum_counts([comparison for _, comparison in found])
     for verdicts in ((Verdict.DEVIATION,), (Verdict.PASS,), tuple(Verdict)):
         matching = [item for item in found if item[1].verdict in verdicts]
         if matching:
@@ -94,6 +94,11 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         found = found.__cause__
     return False
+
+
+def has_memory_error(words: str) -> bool:
+    """Return whether the output of a process reports that it ran out of memory."""
+    return any(phrase in words for phrase in (*OUT_OF_MEMORY_PHRASES, "MemoryError"))
 
 
 class _VerdictReached(Exception):  # noqa: N818 - control flow, not an error: the verdict is known

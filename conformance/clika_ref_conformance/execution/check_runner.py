@@ -65,15 +65,11 @@ def restore_torch_state() -> str:
     if torch.get_default_dtype() is not torch.float32:
         torch.set_default_dtype(torch.float32)
         found.append("set another default dtype")
-    if is_flushing_denormals():
+    subnormal = torch.full((1,), 1e-39, dtype=torch.float32)
+    if not (subnormal * 1.0).item():
         torch.set_flush_denormal(False)
         found.append("switched on flush-to-zero")
     return " and ".join(found)
-
-
-def is_flushing_denormals() -> bool:
-    """Return whether this thread treats numbers below the smallest normal float32 as zero."""
-    return bool((torch.full((1,), 1e-39, dtype=torch.float32) * 1.0 == 0.0).item())
 
 
 def _format_traceback(error: BaseException, lines: int = 30) -> str:

@@ -225,7 +225,9 @@ def _make_filling(deviation: Deviation, fill: float) -> NodeAlteration:
         found = [
             functools.reduce(torch.logical_or, (_make_mask(k, t) for k in kinds), _make_empty_mask(t)) for t in results
         ]
-        return [t.masked_fill(_join_masks(found, t), _make_valid_fill(fill, t)) for t in results]
+        # Masks of outputs with the same shape are joined: if a maximum is NaN, its index is free, too.
+        joined = [functools.reduce(torch.logical_or, (m for m in found if m.shape == t.shape)) for t in results]
+        return [t.masked_fill(m, _make_valid_fill(fill, t)) for t, m in zip(results, joined, strict=True)]
 
     kinds = [kind for kind in deviation.free if kind in ELEMENT_KINDS]
     return put
@@ -237,11 +239,6 @@ def _make_valid_fill(fill: float, tensor: torch.Tensor) -> float:
 
 def _make_empty_mask(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor, dtype=torch.bool)
-
-
-def _join_masks(masks: Sequence[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """Join the masks of outputs with the same shape: if a maximum is NaN, its index is free, too."""
-    return functools.reduce(torch.logical_or, (m for m in masks if m.shape == tensor.shape))
 
 
 def _make_mask(kind: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch, reset_sigint
 from clika_ref_conformance.execution.messages import WorkerSetup
 from clika_ref_conformance.execution.pipe_reader import read_lines
-from clika_ref_conformance.execution.worker import make_suite
+from clika_ref_conformance.execution.worker import open_channel, start_suite
 from clika_ref_conformance.suite import Suite
 
 OTHER_PROCESS_HASH_SEED = "20011"
@@ -221,12 +221,9 @@ class _Server:
 def main() -> None:
     """Read the setup, then answer one request per line, until standard input ends."""
     reset_sigint()
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # output of a target must not mix with the answers
-    setup = WorkerSetup.of_json(json.loads(sys.stdin.readline()))
-    sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
-    torch.set_num_threads(1)
-    server = _Server(make_suite(setup))
+    channel = open_channel()
+    _, suite = start_suite(json.loads(sys.stdin.readline()))
+    server = _Server(suite)
     channel.write("{}\n")
     for line in sys.stdin:
         channel.write(json.dumps(server.answer(json.loads(line))) + "\n")

@@ -27,12 +27,6 @@ from clika_ref_conformance.execution.declaration_accounting import (
 from clika_ref_conformance.execution.levels import LEVELS, find_scopes, list_tasks, select_levels
 from clika_ref_conformance.execution.messages import WorkerSetup, result_of_json
 from clika_ref_conformance.execution.target_probe import probe_target
-from clika_ref_conformance.execution.worker_exit import (
-    describe_exit,
-    is_ended_externally,
-    is_killed_by_signal,
-    judge_exit,
-)
 from clika_ref_conformance.execution.worker_process import (
     PLAN_TIMEOUT_S,
     TaskProgress,
@@ -307,7 +301,7 @@ class Execution:
         self.workers.remove(worker)
         words = worker.close()
         if not worker.is_ready:
-            self._replace_failed_start(worker, describe_exit(worker) + f":\n{words}" * bool(words))
+            self._replace_failed_start(worker, worker.describe_exit() + f":\n{words}" * bool(words))
             return
         progress = worker.progress
         if progress is not None:
@@ -322,7 +316,7 @@ class Execution:
             ClikaError: it exited by itself, and no worker was ready before.
         """
         self.failed_starts += 1
-        if not self.environment and not is_killed_by_signal(worker):
+        if not self.environment and not worker.is_killed_by_signal:
             msg = f"a worker ended before it was ready: {end}"
             raise ClikaError(msg)
         if self.failed_starts < MAX_FRUITLESS_WORKERS:
@@ -332,8 +326,8 @@ class Execution:
             self.abandon(f"{self.failed_starts} workers in a row ended before they were ready; {last}")
 
     def _record_death(self, progress: TaskProgress, worker: WorkerProcess, words: str) -> None:
-        verdict, message = judge_exit(worker, words)
-        if progress.started is not None and is_ended_externally(worker) and progress.started not in progress.retried:
+        verdict, message = worker.judge_exit(words)
+        if progress.started is not None and worker.is_ended_externally and progress.started not in progress.retried:
             progress.retried.add(progress.started)
             progress.started = None
         elif progress.started is not None:

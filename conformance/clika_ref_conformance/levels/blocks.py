@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,7 +48,10 @@ def tasks(suite: Suite) -> list[Task]:  # noqa: ARG001 - interface of a level
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a block: its graph against the module, the target, and the chosen classes."""
     block_checks = BlockChecks(BLOCK_BY_NAME[task.subject], suite, dynamic=task.dynamic)
-    found = [Check("captured", block_checks.check_capture), Check("exported", block_checks.check_export)]
+    found = [
+        Check("captured", block_checks.check_capture),
+        Check("exported", lambda: CaseBatch(suite).judge(block_checks.case)),
+    ]
     if BLOCK_BY_NAME[task.subject].chooses:
         found.append(Check("top-1", block_checks.check_top1))
     return found
@@ -98,10 +100,6 @@ class BlockChecks:
             every.append((run.name, found))
         name, worst = select_representative(every)
         return Outcome("captured", worst, name, self.case)
-
-    def check_export(self) -> Outcome:
-        """Compare the target with the graph, and reduce a failure to the failing nodes."""
-        return replace(CaseBatch(self.suite).judge(self.case), name="exported")
 
     def check_top1(self) -> Outcome:
         """Count the choices where target and eager agree, without choices that rounding decides."""

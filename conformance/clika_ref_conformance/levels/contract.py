@@ -127,7 +127,12 @@ class ContractChecks:
             return f"{self.op.name} has no samples, so it cannot be tested. Declare some with @{self.op.name}.samples."
         self._check_determinism()  # also checks that samples can be drawn
         names = [name for name in self.op.attributes if name not in UNTESTED_ATTRIBUTES]
-        once = [name for name in names if len(self.find_values(name)) < 2 and not self._has_unjudged_variation(name)]
+        once = [
+            name
+            for name in names
+            if len({(type(c.attrs[name]), repr(c.attrs[name])) for c in self.calls}) < 2
+            and not self._has_unjudged_variation(name)
+        ]
         fixed = [
             (p, [call.operands[i] for call in self.calls]) for i, p in enumerate(self.op.operands) if not p.variadic
         ]
@@ -277,10 +282,6 @@ class ContractChecks:
         if self.op.sampler is None:
             raise _NothingToCheckError(f"{self.op.name} has no samples")
         return driver(self.op, *settings)
-
-    def find_values(self, name: str) -> list[Any]:
-        """Return the values that calls draw for an attribute; equal values of different types are distinct."""
-        return list({(type(v), repr(v)): v for v in (call.attrs[name] for call in self.calls)}.values())
 
     def _has_unjudged_variation(self, name: str) -> bool:
         """Return whether an attribute has several values if dtypes that are not judged are drawn, too."""

@@ -219,7 +219,9 @@ class CallPool:
 
         def rank(drawing: ReplayableCall) -> tuple[float, int]:
             own = pairs[id(drawing)]
-            return len(own - seen) / max(len(own), 1), _count_dims(drawing)
+            return len(own - seen) / max(len(own), 1), sum(
+                len(o.shape) for o in drawing.call.operands if isinstance(o, TensorSample | torch.Tensor)
+            )
 
         while left and len(chosen) < self.count:
             best = max(left, key=rank)
@@ -249,11 +251,6 @@ class CallPool:
         if id(drawing) not in self.symbolic:
             self.symbolic[id(drawing)] = make_symbolic_call(drawing)
         return self.symbolic[id(drawing)]
-
-
-def _count_dims(drawing: ReplayableCall) -> int:
-    """Return the total number of dims of a call's operands."""
-    return sum(len(o.shape) for o in drawing.call.operands if isinstance(o, TensorSample | torch.Tensor))
 
 
 def _classify_decisions(drawing: ReplayableCall) -> list[tuple[int, object]]:

@@ -78,21 +78,16 @@ HASH_SEEDS_SUBJECT = "hash seeds"
 """Task that runs all installed passes in a second process with another iteration order of sets."""
 
 
-def list_passes(suite: Suite) -> dict[str, Pass]:
-    """Return the registered passes and those that the target adds, by name."""
-    return {**suite.registry.passes, **{p.name: p for p in suite.target.passes()}}
-
-
 def tasks(suite: Suite) -> list[Task]:
     """Return one task for each pass, and one for the order of sets."""
-    return [*(Task(LEVEL, name) for name in sorted(list_passes(suite))), Task(LEVEL, HASH_SEEDS_SUBJECT)]
+    return [*(Task(LEVEL, name) for name in sorted(suite.passes)), Task(LEVEL, HASH_SEEDS_SUBJECT)]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a pass; motifs are searched when the first of them runs."""
     if task.subject == HASH_SEEDS_SUBJECT:
         return [Check(HASH_SEEDS_SUBJECT, partial(check_hash_seeds, suite))]
-    one = PassChecks(list_passes(suite)[task.subject], suite)
+    one = PassChecks(suite.passes[task.subject], suite)
     redraw = partial(redraw_call, draws=suite.profile.pass_graphs // GRAPHS_PER_DRAW)
     listed_changes: dict[str, near_misses.NearMissMaker] = {
         "listed call redrawn": redraw,  # errors of one operator of a long table show only with some attributes
@@ -202,7 +197,7 @@ class PassChecks:
 
         The passes must reach a fixed point, and leave no copy of a weight that several nodes share.
         """
-        passes = sort_passes(list(list_passes(self.suite).values()))
+        passes = sort_passes(list(self.suite.passes.values()))
 
         def check(case: GraphCase) -> PassFinding:
             found = check_passes([*passes, *passes], self._operators, case)
@@ -221,7 +216,7 @@ class PassChecks:
     def check_random_order(self) -> Outcome:
         """Check every pass in random orders on random graphs with the motifs of this one."""
         random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
-        passes = [p for _, p in sorted(list_passes(self.suite).items())]
+        passes = [p for _, p in sorted(self.suite.passes.items())]
 
         def check(case: GraphCase) -> PassFinding:
             return check_passes(random.sample(passes, len(passes)), self._operators, case)

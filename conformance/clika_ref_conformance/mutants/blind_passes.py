@@ -106,8 +106,8 @@ FAULTS.substitute(
 @FAULTS.function(
     "fold-constants", "tensors that a call overwrites are treated as constant", fold_constants._Folding, "__init__"
 )
-def _(original, self, graph, limit_bytes, may_read, *rest):
-    original(self, graph, limit_bytes, lambda value: True, *rest)
+def _(original, self, graph, limit_bytes, may_read, *rest, **more):
+    original(self, graph, limit_bytes, lambda value: True, *rest, **more)
 
 
 # Chains and no-op calls

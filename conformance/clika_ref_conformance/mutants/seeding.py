@@ -156,11 +156,6 @@ class Catalogue:
         self.mutants.append(Mutant(name, subject, change, levels, apply, self.blind))
 
 
-def make_no_op_fault() -> FaultContext:
-    """Return a no-op fault, to test that the suite finds nothing without a fault."""
-    return lambda _: contextlib.nullcontext()
-
-
 class MutantSignatureError(BaseException):
     """The signature of a mutant does not match the original, so that any check would find it.
 

@@ -14,8 +14,8 @@ from clika_ref_cli.exit_status import Status, report_errors
 
 from clika_ref.core.registry import load_registry
 from clika_ref.reporting.console import result_console
+from clika_ref_conformance.execution.case_checks import has_memory_error
 from clika_ref_conformance.execution.error_attribution import reset_sigint
-from clika_ref_conformance.execution.worker_exit import has_memory_error
 from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.reporting.replay import read_reproducer
 from clika_ref_conformance.reporting.report_commands import replay_and_show

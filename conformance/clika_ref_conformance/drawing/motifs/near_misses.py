@@ -46,7 +46,8 @@ def change_attribute(case: GraphCase, _: Operators) -> Iterator[GraphCase | None
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for name, value in node.attrs.items():
-            for other in find_alternative_values(node.op, name, value):
+            others = (*_make_near_values(value), *_sample_attribute(node.op, name))
+            for other in _drop_equal_values(value, others)[:MAX_OTHER_VALUES]:
                 yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
 
     return _change_calls(case, changes)
@@ -76,11 +77,6 @@ def classify_attribute(value: Any) -> Any:
     if isinstance(value, tuple):
         return len(value), value == tuple(sorted(value, key=repr)), len(set(value)) < len(value)
     return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
-
-
-def find_alternative_values(op: Operator, name: str, value: Any) -> list[Any]:
-    """Return other values of an attribute: near ones, and those in the operator's samples."""
-    return _drop_equal_values(value, (*_make_near_values(value), *_sample_attribute(op, name)))[:MAX_OTHER_VALUES]
 
 
 def find_sample_values(op: Operator, name: str, value: Any) -> list[Any]:
@@ -338,16 +334,13 @@ def _make_special_runs(case: GraphCase) -> list[CaseRun]:
 def enlarge_constants(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Scale a constant close to its dtype's maximum, and the leaves next to it so low that no sum overflows."""
     leaves = CaseRebuilder.of(case).leaves
-    floats = {value for value, tensor in leaves if _has_float_elements(tensor)}
+    floats = {value for value, tensor in leaves if tensor.is_floating_point() and tensor.numel()}
     for value in (v for v, _ in leaves if v.is_constant and v in floats):
-        beside = {v for use in value.uses for v in _values_of(use.user)} - {value}
+        readers = [use.user for use in value.uses if isinstance(use.user, Node)]
+        beside = {v for node in readers for v in node.inputs if isinstance(v, Value)} - {value}
         if beside and beside <= floats:
             new = CaseRebuilder.rebuild(case, partial(_scale_leaf, value, beside))
             yield None if new is None else new.finish(f"%{value.name} is large")
-
-
-def _values_of(user: Any) -> list[Value]:
-    return [item for item in user.inputs if isinstance(item, Value)] if isinstance(user, Node) else []
 
 
 DTYPE_MAX_SHARE = 0.9
@@ -362,10 +355,6 @@ def _scale_leaf(large: Value, small: Container[Value], value: Value, leaf: LeafT
         torch.full_like(tensor, DTYPE_MAX_SHARE * most).copysign(tensor) if value is large else tensor * most**-0.25
     )
     return replace(leaf, tensor=scaled)
-
-
-def _has_float_elements(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0
 
 
 INTEGER_DTYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)

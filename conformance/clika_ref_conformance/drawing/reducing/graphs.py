@@ -289,20 +289,17 @@ def _bypass_node(case: GraphCase, index: int, position: int) -> GraphCase | None
     operand = node.inputs[position]
     if not isinstance(operand, Value) or len(node.outputs) != 1 or operand.type != node.output.type or len(graph) == 1:
         return None
-    if node.output.name in {s.source.name for s in graph.symbols.values()}:
+    sources = {symbol.source.name for symbol in graph.symbols.values()}
+    if node.output.name in sources:
         return None
     graph.replace(node.output, operand)
     graph.erase(node)
     graph.drop_unused_constants()
-    kept = [i for i, v in enumerate(graph.inputs) if v.uses or _is_symbol_source(graph, v)]
+    kept = [i for i, v in enumerate(graph.inputs) if v.uses or v.name in sources]
     run = case.runs[0]
     run = CaseRun(run.name, tuple(run.inputs[i] for i in kept))
     graph.inputs[:] = [graph.inputs[i] for i in kept]
     return replace(case, graph=graph, runs=[run], facts={**case.facts, "nodes": len(graph)})
-
-
-def _is_symbol_source(graph: Graph, value: Value) -> bool:
-    return any(s.source.name == value.name for s in graph.symbols.values())
 
 
 def _simplify_elements(case: GraphCase, search: _ReductionSearch) -> GraphCase:

@@ -172,7 +172,7 @@ def make_symbolic_call(drawing: ReplayableCall, fixed: Collection[SizeDecision] 
     free = [p for p in drawing.ranges if p not in fixed and drawing.size(p) >= 0]
     counts = find_size_numbers(drawing)
     readable = {p for p in free if _is_operand_dim(p, drawing, expressions)}
-    keeps_numbers = bool(readable) and _has_fixed_numbers(drawing)
+    keeps_numbers = bool(readable) and zlib.crc32(drawing.seed.encode()) % 2 == 0  # half of the calls
     places = [p for p in free if p in readable or (not keeps_numbers and _is_number_only(p, counts, expressions))]
     if not places:
         return "no dim of the drawn call may vary"
@@ -195,11 +195,6 @@ def make_symbolic_call(drawing: ReplayableCall, fixed: Collection[SizeDecision] 
 def _is_operand_dim(place: SizeDecision, drawing: ReplayableCall, expressions: Mapping[int, sympy.Basic]) -> bool:
     """Return whether a size is a dim of an operand."""
     return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_dims(drawing.call))
-
-
-def _has_fixed_numbers(drawing: ReplayableCall) -> bool:
-    """Return whether sizes that are no operand's dim keep their drawn number; true for half of the calls."""
-    return zlib.crc32(drawing.seed.encode()) % 2 == 0
 
 
 def _is_number_only(place: SizeDecision, counts: set[int], expressions: Mapping[int, sympy.Basic]) -> bool:
