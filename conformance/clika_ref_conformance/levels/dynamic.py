@@ -129,13 +129,13 @@ def _check_call(pool: CallPool, index: int, name: str, batch: CaseBatch) -> Outc
     found = pool.call(index)
     if isinstance(found, str):
         return Outcome(name, make_not_run(Reason.NO_SIZES, found))
-    outcome = run_case(make_symbolic_case(found, _order_runs(found, _empty_runs(found)), name), batch.suite)
+    outcome = run_case(make_symbolic_case(found, _list_runs(found), name), batch.suite)
     if not outcome.verdict.is_failure:
         return replace(outcome, name=name)
     found = drop_rejected_symbols(found, batch.suite)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
-    case = make_symbolic_case(found, _order_runs(found, _empty_runs(found)), name)
+    case = make_symbolic_case(found, _list_runs(found), name)
     return replace(_compare_with_static(batch.judge(case), batch.suite), name=name)
 
 
@@ -169,13 +169,12 @@ def _compile_error(graph: Graph, suite: Suite) -> str | None:
     return None
 
 
-def _empty_runs(found: SymbolicCall) -> list[CaseRun]:
-    """Return inputs without elements, for operators that survive them."""
-    return [] if found.replayable.op.name in CRASHING_OPERATORS else found.empty()
+def _list_runs(found: SymbolicCall) -> list[CaseRun]:
+    """Return all inputs, with inputs without elements for operators that survive them.
 
-
-def _order_runs(found: SymbolicCall, empty: Sequence[CaseRun]) -> list[CaseRun]:
-    """Return all inputs. Inputs without elements are followed by a larger one, to detect a reused buffer."""
+    Inputs without elements are followed by a larger one, to detect a reused buffer.
+    """
+    empty = [] if found.replayable.op.name in CRASHING_OPERATORS else found.empty()
     return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, last")] if empty else [])]
 
 
