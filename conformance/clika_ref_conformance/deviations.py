@@ -279,16 +279,13 @@ class _DeclarationReader:
         self._check_names(d.id, "there is no dtype", d.dtypes, DTYPE_NAMES)
         for op in (self.registry.operators[name] for name in d.operators if name in self.registry.operators):
             self._check_names(d.id, f"{op.name} has no attribute", [*d.attributes], op.attributes)
-        for kind in (*d.replace, *(k.removeprefix("operand-") for k in d.free)):
-            if kind not in ELEMENT_KINDS:
-                self.problems.append(
-                    f"{d.id}: unknown kind of element {kind!r}. Use one of {', '.join(ELEMENT_KINDS)}."
-                )
-        for name in d.replace.values():
-            if name not in SUBSTITUTE_ELEMENTS:
-                self.problems.append(
-                    f"{d.id}: unknown replacement {name!r}. Use one of {', '.join(SUBSTITUTE_ELEMENTS)}."
-                )
+        kinds = (*d.replace, *(k.removeprefix("operand-") for k in d.free))
+        for label, names, known in (
+            ("kind of element", kinds, ELEMENT_KINDS),
+            ("replacement", d.replace.values(), SUBSTITUTE_ELEMENTS),
+        ):
+            unknown = [name for name in names if name not in known]
+            self.problems += [f"{d.id}: unknown {label} {n!r}. Use one of {', '.join(known)}." for n in unknown]
         if d.replica and not re.fullmatch(r"[\w.]+:\w+", d.replica):
             self.problems.append(f"{d.id}: replica = {d.replica!r} is not of the form package.module:function")
         elif d.replica:

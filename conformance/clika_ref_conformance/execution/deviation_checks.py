@@ -63,11 +63,12 @@ def judge_run(reference: CaseReference, run: CaseRun, actual: Tensors, deviation
     if not found.verdict.is_failure:
         return Judgement(found, (), applicable)
     for group in [[d] for d in concerned] + [concerned] * (len(concerned) > 1):
-        again = _judge_with_deviations(reference, run, actual, group)
-        if again is not None and not again.verdict.is_failure:
-            occurred = tuple(d.id for d in group if d.id in applicable)
-            message = "; ".join(f"{d.id}: {d.reason}" for d in group)
-            return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), occurred, applicable)
+        with contextlib.suppress(_RejectedValueError):  # by a later node of the graph
+            again = _judge_deviating_graph(reference, run, actual, group)
+            if not again.verdict.is_failure:
+                occurred = tuple(d.id for d in group if d.id in applicable)
+                message = "; ".join(f"{d.id}: {d.reason}" for d in group)
+                return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), occurred, applicable)
     return Judgement(found, (), applicable)
 
 
@@ -88,19 +89,14 @@ def find_error_deviations(graph: Graph, run: CaseRun | None, deviations: Sequenc
     ]
 
 
-def _judge_with_deviations(
-    reference: CaseReference, run: CaseRun, actual: Tensors, group: Sequence[Deviation]
-) -> Comparison | None:
-    """Judge as if eager deviated; None if a later node of the graph rejects the changed values."""
-    try:
-        return _judge_deviating_graph(reference, run, actual, group)
-    except _RejectedValueError:
-        return None
-
-
 def _judge_deviating_graph(
     reference: CaseReference, run: CaseRun, actual: Tensors, group: Sequence[Deviation]
 ) -> Comparison:
+    """Judge as if eager deviated.
+
+    Raises:
+        _RejectedValueError: a later node of the graph rejects the changed values.
+    """
     fixed = [d for d in group if not d.free]
     changed = _make_deviating_graph(reference.graph, [(d, _make_alteration(d)) for d in fixed])
     _run_graph(changed, run)

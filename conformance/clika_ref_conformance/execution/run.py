@@ -39,7 +39,7 @@ from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import find_module_folder, load_target
-from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
+from clika_ref_conformance.verdicts import Comparison, Reason, make_not_run
 
 CHECKS_PER_WORKER = 20_000
 """Checks after which a worker is replaced, unless its memory required it before: starting one takes 3 s."""
@@ -331,16 +331,14 @@ class Execution:
             progress.retried.add(progress.started)
             progress.started = None
         elif progress.started is not None:
-            self._add_result(progress, _make_result(progress.task, progress.started, verdict, message))
+            self._add_result(progress, CheckResult(progress.task, progress.started, Comparison(verdict, message)))
             progress.started, progress.fruitless_workers = None, 0
         elif progress.plan is None and not progress.fruitless_workers and not worker.overdue:
             progress.fruitless_workers = 1  # may have been killed from outside
         elif progress.plan is None:
             progress.plan = [BROKEN_PLAN_CHECK]
-            self._add_result(
-                progress,
-                _make_result(progress.task, BROKEN_PLAN_CHECK, verdict, f"while planning the task: {message}"),
-            )
+            comparison = Comparison(verdict, f"while planning the task: {message}")
+            self._add_result(progress, CheckResult(progress.task, BROKEN_PLAN_CHECK, comparison))
         else:
             progress.fruitless_workers += 1
             if progress.fruitless_workers >= MAX_FRUITLESS_WORKERS:
@@ -391,7 +389,3 @@ class Execution:
 def _progress_of(worker: WorkerProcess) -> TaskProgress:
     assert worker.progress is not None
     return worker.progress
-
-
-def _make_result(task: Task, name: str, verdict: Verdict, message: str) -> CheckResult:
-    return CheckResult(task, name, Comparison(verdict, message))

@@ -72,7 +72,9 @@ def _check_weight_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[st
     bias = None if trait.bias is None else operands[trait.bias]
     plain = _replace_operands(operands, {trait.bias: None} if trait.bias is not None else {})
     (whole,) = call_eagerly(op, plain, attrs)
-    (more,) = call_eagerly(op, _replace_operands(plain, {trait.weight: _double_first_channel(weight, trait)}), attrs)
+    doubled = weight.clone()
+    doubled.select(trait.axis or 0, 0).mul_(2)  # its first output channel; twice a number is not rounded
+    (more,) = call_eagerly(op, _replace_operands(plain, {trait.weight: doubled}), attrs)
     if not bool(((more == whole) | (more == 2 * whole) | _may_round_differently(whole)).all()):
         return f"axis {trait.axis} of its weight is not that of output channels: twice a slice is not twice the result"
     channels = (more != whole).movedim(trait.channel or 0, 0)
@@ -109,13 +111,6 @@ def _may_round_differently(result: torch.Tensor) -> torch.Tensor:
     """Return a mask of elements that may not double exactly: infinite, or below the normal range of their dtype."""
     tiny = torch.finfo(result.dtype).tiny if result.is_floating_point() else 0
     return ~result.isfinite() | (result.abs() < tiny)
-
-
-def _double_first_channel(weight: torch.Tensor, trait: QuantizationTrait) -> torch.Tensor:
-    """Return a weight with its first output channel doubled, which does not change its rounding."""
-    found = weight.clone()
-    found.select(trait.axis or 0, 0).mul_(2)
-    return found
 
 
 def _replace_operands(operands: Sequence[Any], changed: Mapping[int | None, Any]) -> list[Any]:

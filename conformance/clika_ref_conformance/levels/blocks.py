@@ -12,9 +12,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.compiled.lowering import lower
 from clika_ref.core.ir import Graph
-from clika_ref.export.interface import name_interface
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref_conformance.blocks import sequences, vision
 from clika_ref_conformance.blocks.block import BlockSpec
@@ -103,27 +101,18 @@ class BlockChecks:
 
     def check_top1(self) -> Outcome:
         """Count the choices where target and eager agree, without choices that rounding decides."""
-        lowered = self._lower_graph()
+        lowered = self.suite.lower_graph(self.case)
         rejection = find_unsupported(lowered, self.suite)
         if rejection is not None:
             return Outcome("top-1", rejection)
         inputs = [self._draw_inputs(CAPTURE_BATCH, seed) for seed in range(100, 100 + TOP1_SAMPLES)]
-        actual = [result[0] for result in self._run_target(lowered, inputs)]
+        with TemporaryDirectory(dir=self.suite.folder) as folder:
+            runner = self.suite.target.load(self.suite.target.compile(lowered, Path(folder) / "model.onnx"))
+            actual = [runner(i)[0] for i in inputs]
         double = copy.deepcopy(self.module).double()
         eager = [_run_module(self.module, i)[0] for i in inputs]
         exact = [_run_module(double, [*map(_to_float64, i)])[0] for i in inputs]
         return Outcome("top-1", compare_top1(torch.cat(eager), torch.cat(exact), torch.cat(actual)))
-
-    def _lower_graph(self) -> Graph:
-        graph = self.graph.clone()
-        lower(graph, self.suite.registry, self.suite.target)
-        name_interface(graph, self.suite.registry.operators, (), ())
-        return graph
-
-    def _run_target(self, graph: Graph, inputs: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        with TemporaryDirectory(dir=self.suite.folder) as folder:
-            runner = self.suite.target.load(self.suite.target.compile(graph, Path(folder) / "model.onnx"))
-            return [runner(i) for i in inputs]
 
     def _draw_inputs(self, batch: int, seed: int) -> tuple[torch.Tensor, ...]:
         return self.block.inputs(batch, torch.Generator().manual_seed(seed))

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import CodeType, FrameType
@@ -164,7 +164,8 @@ class ContractChecks:
 
         The operator level checks the same for each of its calls.
         """
-        nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in self._graphs() for n in graph.nodes}
+        graphs = [graph for graph in map(self._graph, self.calls) if graph is not None]
+        nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in graphs for n in graph.nodes}
         if not nodes:
             raise _NothingToCheckError(f"no call of {self.op.name} can be built as a graph")
         for node in nodes.values():
@@ -184,7 +185,11 @@ class ContractChecks:
         for name, pairs in self.pairs.items():
             for call, other in pairs:
                 first, second = self._graph(call), self._graph(other)
-                if first is None or second is None or not _has_same_types(first, second):
+                if (
+                    first is None
+                    or second is None
+                    or [v.type for v in first.outputs] != [v.type for v in second.outputs]
+                ):
                     continue
                 read = [find_read_attributes(self.op, graph) for graph in (first, second)]
                 if any(r is not None and name not in r for r in read):
@@ -288,12 +293,6 @@ class ContractChecks:
         draws = (random_draw(Random(seed)) for seed in self._names)  # noqa: S311 - test data, not cryptography
         return len({repr(draw_call_of_any_dtype(self.op, draw, Descriptions()).attrs[name]) for draw in draws}) > 1
 
-    def _graphs(self) -> Iterator[Graph]:
-        for call in self.calls:
-            graph = self._graph(call)
-            if graph is not None:
-                yield graph
-
     def _graph(self, call: Call) -> Graph | None:
         try:
             return build_call_graph(self.op, fill_operands(call, make_typical_run(call.operands, 0).inputs), call.attrs)
@@ -329,10 +328,6 @@ def _is_same_call(call: Call, other: Call) -> bool:
     made = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
     rest = [[o for o in c.operands if not isinstance(o, torch.Tensor)] for c in (call, other)]
     return repr((rest[0], call.attrs)) == repr((rest[1], other.attrs)) and all(has_same_bits(a, b) for a, b in made)
-
-
-def _has_same_types(a: Graph, b: Graph) -> bool:
-    return [v.type for v in a.outputs] == [v.type for v in b.outputs]
 
 
 def _has_same_results(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:

@@ -15,6 +15,7 @@ from clika_ref_cleanup import (
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.rewriter import Skip
+from clika_ref_conformance.mutants.passes import ignore_randomness
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("blind-passes", blind=True)
@@ -82,16 +83,7 @@ def _(original, node):
     return original(Node(node.op, node.inputs, plain, node.origin)), tuple(value.type for value in node.outputs)
 
 
-@FAULTS.rewrite("merge-common-subexpressions", "random calls are merged, too")
-def _(original, graph, operators):
-    random = {node.op: node.op.random for node in graph.nodes}
-    for op in random:
-        op.random = False
-    try:
-        original(graph, operators)
-    finally:
-        for op, was in random.items():
-            op.random = was
+FAULTS.rewrite("merge-common-subexpressions", "random calls are merged, too")(ignore_randomness)
 
 
 FAULTS.substitute(

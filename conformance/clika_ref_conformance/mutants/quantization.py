@@ -15,6 +15,10 @@ FAULTS = Catalogue("quantization")
 LEVELS = ("operators", "quantization")
 
 
+def _swap_nibbles(packed):
+    return (packed >> 4) | (packed << 4)
+
+
 def _replace_quantize(compute):
     """Return a per-tensor lowering of quantize with its integer values, as floats, from ``compute``."""
 
@@ -148,16 +152,14 @@ def _(original, op, x, scale, zero=None, *, axis, block_size, **few):
     "dequantize", "an INT4 constant is written with its pairs swapped", builder, "pack_int4", "quantization"
 )
 def _(original, x):
-    packed = original(x)
-    return (packed >> 4) | (packed << 4)
+    return _swap_nibbles(original(x))
 
 
 @FAULTS.function(
     "quantize", "the first of two packed INT4 values is in the high half", level, "pack_int4", "quantization"
 )
 def _(original, x):
-    packed = original(x)
-    return (packed >> 4) | (packed << 4)
+    return _swap_nibbles(original(x))
 
 
 @FAULTS.function("quantize", "packed INT4 values lose their sign", level, "unpack_int4", "quantization")
@@ -176,11 +178,8 @@ def _(original, x):
 def _(registry):
     pack, unpack = level.pack_int4, level.unpack_int4
 
-    def swap_nibbles(packed):
-        return (packed >> 4) | (packed << 4)
-
     with (
-        patch.object(level, "pack_int4", lambda x: swap_nibbles(pack(x))),
-        patch.object(level, "unpack_int4", lambda packed, *rest: unpack(swap_nibbles(packed), *rest)),
+        patch.object(level, "pack_int4", lambda x: _swap_nibbles(pack(x))),
+        patch.object(level, "unpack_int4", lambda packed, *rest: unpack(_swap_nibbles(packed), *rest)),
     ):
         yield

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -66,17 +67,7 @@ class Catalogue:
 
     def lowering(self, subject: str, change: str, *, levels: tuple[str, ...] = ("operators",)) -> Callable[..., Any]:
         """Seed a faulty lowering: ``(original, op, *operands, **attributes)``."""
-
-        def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(
-                subject,
-                change,
-                levels,
-                lambda registry: _patch_operator_slot(registry.operators[subject], "lowering", faulty),
-            )
-            return faulty
-
-        return declare
+        return self._seed(subject, change, levels, partial(_patch_operator_slot, "lowering"))
 
     def attribute_values(
         self, subject: str, change: str, /, *, levels: tuple[str, ...] = ("operators",), **values: Any
@@ -106,26 +97,11 @@ class Catalogue:
 
     def type_rule(self, subject: str, change: str, *, levels: tuple[str, ...] = ("dynamic",)) -> Callable[..., Any]:
         """Seed a faulty type rule: ``(original, *operand types, **attributes)``."""
-
-        def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(
-                subject,
-                change,
-                levels,
-                lambda registry: _patch_operator_slot(registry.operators[subject], "type_rule", faulty),
-            )
-            return faulty
-
-        return declare
+        return self._seed(subject, change, levels, partial(_patch_operator_slot, "type_rule"))
 
     def rewrite(self, subject: str, change: str, *, levels: tuple[str, ...] = ("passes",)) -> Callable[..., Any]:
         """Seed a faulty pass: ``(original, graph, operators)``, which changes the graph in place."""
-
-        def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(subject, change, levels, lambda registry: _patch_pass(registry, subject, faulty))
-            return faulty
-
-        return declare
+        return self._seed(subject, change, levels, _patch_pass)
 
     def function(self, subject: str, change: str, holder: Any, name: str, *levels: str) -> Callable[..., Any]:
         """Seed a faulty function of a module or a class: ``(original, *operands)``."""
@@ -147,6 +123,21 @@ class Catalogue:
 
         def declare(faulty: Callable[[Registry], Iterator[None]]) -> Callable[..., Any]:
             self._add(subject, change, levels, contextlib.contextmanager(faulty))
+            return faulty
+
+        return declare
+
+    def _seed(
+        self,
+        subject: str,
+        change: str,
+        levels: tuple[str, ...],
+        patch_subject: Callable[..., AbstractContextManager[Any]],
+    ) -> Callable[..., Any]:
+        """Return the decorator of faulty code that ``patch_subject(registry, subject, faulty)`` puts in place."""
+
+        def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
+            self._add(subject, change, levels, lambda registry: patch_subject(registry, subject, faulty))
             return faulty
 
         return declare
@@ -182,7 +173,8 @@ def _check_signature(faulty: Callable[..., Any], original: Callable[..., Any], *
 
 
 @contextlib.contextmanager
-def _patch_operator_slot(op: Operator, slot: str, faulty: Callable[..., Any]) -> Iterator[None]:
+def _patch_operator_slot(slot: str, registry: Registry, subject: str, faulty: Callable[..., Any]) -> Iterator[None]:
+    op = registry.operators[subject]
     original = getattr(op, slot)
     _check_signature(faulty, original, *((None,) if slot == "lowering" else ()), *op.operands, **op.attributes)
 
