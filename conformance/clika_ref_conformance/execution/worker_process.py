@@ -21,7 +21,7 @@ from typing import Any
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.case_checks import has_memory_error
 from clika_ref_conformance.execution.messages import WorkerSetup
-from clika_ref_conformance.execution.pipe_reader import read_lines
+from clika_ref_conformance.execution.pipe_reader import close_pipes, read_lines
 from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.verdicts import Verdict
 
@@ -155,10 +155,7 @@ class WorkerProcess:
     def close(self) -> str:
         """Free its resources after it has exited; return the end of its standard error."""
         self.listener.join()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        close_pipes(self.process)
         if self.stderr.closed:
             return ""
         self.stderr.seek(0)

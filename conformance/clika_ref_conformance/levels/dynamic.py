@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,8 +18,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Choice, TensorDescription, TensorSample
 from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
-from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import compute_graph_seed, draw_graph_cases
 from clika_ref_conformance.drawing.reducing.dims import fix_symbols
 from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, UnjudgedDtypeError, collect_judged_calls
 from clika_ref_conformance.drawing.symbolic.calls import (
@@ -98,11 +96,7 @@ def _call_factor(op: Operator, seed: int) -> int:
 
 
 def _make_graph_checks(suite: Suite) -> list[Check]:
-    seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
-    drawn_graphs = make_graph_case_strategy(
-        select_graph_operators(suite.registry.operators), suite.target.unsupported_reason
-    )
-    found = collect(drawn_graphs, suite.profile.shape_profiles, seed)
+    found = draw_graph_cases(suite, suite.profile.shape_profiles, compute_graph_seed(LEVEL, suite))
     batch = CaseBatch(suite)
     named_cases = [(f"graph-{i:03}", case) for i, case in enumerate(found)]
     return [Check(name, partial(_check_graph, name, case, batch)) for name, case in named_cases]
