@@ -28,6 +28,12 @@ class Task:
     """Column of the matrix: dtype of the drawn tensors, without ``torch.``."""
     dynamic: bool = False
 
+    @classmethod
+    def of_json(cls, entry: Mapping[str, Any]) -> Task:
+        """Return the task with these fields; other fields are ignored."""
+        level, subject, dtype = (str(entry[key]) for key in ("level", "subject", "dtype"))
+        return cls(level, subject, dtype, bool(entry["dynamic"]))
+
     def __str__(self) -> str:
         return "/".join(part for part in (self.level, self.subject, self.dtype, "dynamic" * self.dynamic) if part)
 

@@ -21,6 +21,12 @@ app = typer.Typer(
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 LEVELS = "contract, operators, passes, pairs, graphs, blocks, dynamic, artifacts or quantization"
+Profile = Annotated[str, typer.Option(help="Profile: quick, ci or nightly. Each tests more than the one before.")]
+TaskWords = Annotated[
+    list[str] | None, typer.Option("-k", help="Run only tasks with this word in their name; repeat for several.")
+]
+Workers = Annotated[int, typer.Option(help="Number of worker processes.", min=1)]
+Seeds = Annotated[int, typer.Option(help="Number of seeds, counted from 0.", min=1)]
 Levels = Annotated[list[str] | None, typer.Option(metavar="LEVEL", help=f"Only {LEVELS}. Repeat for several.")]
 
 
@@ -30,18 +36,14 @@ def run(
     target: Annotated[
         str, typer.Option(help="Target to test: an installed one, 'identity', or package.module:TARGET.")
     ],
-    profile: Annotated[
-        str, typer.Option(help="Profile: quick, ci or nightly. Each tests more than the one before.")
-    ] = "quick",
+    profile: Profile = "quick",
     seed: Annotated[
         int | None, typer.Option(help="Seed of all random draws. Default: 0, or random for nightly.", min=0)
     ] = None,
-    word: Annotated[
-        list[str] | None, typer.Option("-k", help="Run only tasks with this word in their name; repeat for several.")
-    ] = None,
+    word: TaskWords = None,
     level: Levels = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the report and the reproducers.")] = None,
-    workers: Annotated[int, typer.Option(help="Number of worker processes.", min=1)] = 2,
+    workers: Workers = 2,
     memory_limit: Annotated[
         float | None,
         typer.Option(metavar="GIB", help="Memory limit of a worker; 0 for none. Default: 4.", min=0),
@@ -114,15 +116,13 @@ def report(
 def mutants(
     *,
     target: Annotated[str, typer.Option(help="Target with the lowerings to make faulty.")] = "onnxruntime",
-    profile: Annotated[
-        str, typer.Option(help="Profile: quick, ci or nightly. Each tests more than the one before.")
-    ] = "quick",
-    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.", min=1)] = 5,
+    profile: Profile = "quick",
+    seeds: Seeds = 5,
     word: Annotated[
         list[str] | None,
         typer.Option("-k", help="Run only mutants with this word in their name or change; repeat for several."),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Number of worker processes.", min=1)] = 2,
+    workers: Workers = 2,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for the result of each mutant.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -144,15 +144,11 @@ CORRECT_TARGETS = ["identity", "onnxruntime", "clika_ref_onnxruntime.target:UNOP
 def alarms(
     *,
     target: Annotated[list[str] | None, typer.Option(help="Correct target; repeat for several.")] = None,
-    profile: Annotated[
-        str, typer.Option(help="Profile: quick, ci or nightly. Each tests more than the one before.")
-    ] = "quick",
-    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.", min=1)] = 10,
-    word: Annotated[
-        list[str] | None, typer.Option("-k", help="Run only tasks with this word in their name; repeat for several.")
-    ] = None,
+    profile: Profile = "quick",
+    seeds: Seeds = 10,
+    word: TaskWords = None,
     level: Levels = None,
-    workers: Annotated[int, typer.Option(help="Number of worker processes.", min=1)] = 2,
+    workers: Workers = 2,
     debug: Debug = False,
 ) -> None:
     """Run correct targets and count the failures. Exit status: 0 none, 1 failures, 2 wrong usage."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from clika_ref.compiled.lowering import lower
 from clika_ref.core.arithmetic import Arithmetic
 from clika_ref.core.ir import Graph
+from clika_ref.core.passes import Pass
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.export.interface import name_interface
@@ -41,6 +42,11 @@ class Suite:
         """Formats that the target declares for its arithmetic, if they differ from the dtypes."""
         return tuple(self.target.arithmetic)
 
+    @property
+    def passes(self) -> dict[str, Pass]:
+        """Registered passes and those that the target adds, by name."""
+        return {**self.registry.passes, **{p.name: p for p in self.target.passes()}}
+
     def lower_graph(self, case: GraphCase) -> Graph:
         """Return the graph to compile for a case: a clone, after the export's own passes if the case requests them.
 
@@ -66,6 +72,3 @@ class LevelModule(Protocol):
     def checks(self, task: Task, suite: Suite) -> Sequence[Check]:
         """Return the checks of a task in a fixed order. Drawing happens here, execution in `Check.run`."""
         ...
-
-
-Levels = Mapping[str, LevelModule]

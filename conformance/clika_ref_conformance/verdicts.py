@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -107,6 +108,11 @@ class Comparison:
     def grade(self) -> str:
         """A, B, C or D: at most 3, 10 or 20 times as coarse as eager, or beyond."""
         return next((g for g, limit in (("A", 3), ("B", 10), ("C", 20)) if self.quality <= limit), "D")
+
+
+def sum_counts(found: Sequence[Comparison]) -> dict[str, int]:
+    """Return the totals of the element counts of comparisons, by field."""
+    return {count: sum(getattr(c, count) for c in found) for count in COUNT_FIELDS}
 
 
 def make_not_run(reason: Reason, message: str) -> Comparison:

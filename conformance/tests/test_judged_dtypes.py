@@ -188,7 +188,7 @@ def test_check_motifs_unjudged_operator_of_pass_not_run(tmp_path):
 
     trial = passes.PassChecks(Bringing(lambda *_: None, "bringing"), suite(op, tmp_path))
     trial.motifs = Motifs([*build_pass_motifs(trial.p, OPERATORS)])
-    found = trial.check_motifs()
+    found = trial.check(trial.motifs.cases)
     assert (found.verdict, found.comparison.reason) == (Verdict.NOT_RUN, Reason.UNJUDGED_DTYPE)
     assert found.comparison.message.startswith("turn takes or returns complex64, ")
 

@@ -1,6 +1,7 @@
 """Seeded faults are applied and undone without a trace, and the suite finds them."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 
@@ -21,7 +22,7 @@ from clika_ref_conformance.mutants.console_output import (
     show_result,
 )
 from clika_ref_conformance.mutants.kill_rate import KillReport, MutantResult, run_mutants, select_mutants
-from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, MutantSignatureError, make_no_op_fault
+from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, MutantSignatureError
 from clika_ref_conformance.profiles import select_profile
 from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -89,7 +90,7 @@ def test_mutant_run_finds_fault_and_idle_mutant_passes(suite, name):
     """The suite finds a mutant, and nothing without it."""
     found = mutant_runs.MutantRun(EVERY[name], suite).run()
     assert found.verdict.is_failure
-    idle = Mutant("idle", EVERY[name].subject, "nothing", EVERY[name].levels[:1], make_no_op_fault())
+    idle = Mutant("idle", EVERY[name].subject, "nothing", EVERY[name].levels[:1], lambda _: nullcontext())
     clean = mutant_runs.MutantRun(idle, suite).run()
     assert clean.verdict is Verdict.PASS, clean.comparison.message
 
@@ -104,7 +105,7 @@ def test_mutant_run_failure_without_mutant_ignored(suite):
         return op.Identity(x)
 
     with broken.mutants[0].activate(suite.registry):
-        mutant = Mutant("idle", "relu", "nothing", ("operators",), make_no_op_fault())
+        mutant = Mutant("idle", "relu", "nothing", ("operators",), lambda _: nullcontext())
         trial = mutant_runs.MutantRun(mutant, suite)
         assert trial.run().verdict is Verdict.PASS
         assert trial.number > 1
@@ -252,7 +253,7 @@ def test_run_correct_targets_interrupt_ends_all_runs(monkeypatch):
     record = RunRecord("identity", "quick", 0, {}, {}, [], doubts=doubts, is_abandoned=True)
     begun = []
     monkeypatch.setattr(
-        "clika_ref_conformance.mutants.false_alarms.execute_plan", lambda plan: begun.append(plan) or record
+        "clika_ref_conformance.mutants.console_output.execute_plan", lambda plan: begun.append(plan) or record
     )
     options = {"profile": "quick", "subjects": ("relu",), "levels": (), "workers": 1}
     with pytest.raises(ClikaError, match="9 of 9 tasks are not done: the run was interrupted"):

@@ -10,7 +10,8 @@ from broken_passes import BROKEN, WALK_A_SET, Broken
 from clika_ref_conformance.cases import CaseRun, GraphCase, Task
 from clika_ref_conformance.drawing.motifs.motif_search import MotifGoal, _is_reached, build_pass_motifs
 from clika_ref_conformance.drawing.motifs.near_misses import enlarge_constants
-from clika_ref_conformance.judging.pass_rules import check_pass, find_copies
+from clika_ref_conformance.execution.check_runner import run_check
+from clika_ref_conformance.judging.pass_rules import check_passes, find_copies
 from clika_ref_conformance.judging.random_nodes import count_random_nodes
 from clika_ref_conformance.levels import passes
 from clika_ref_conformance.levels.hash_seeds import digest_in_other_process, digest_text, run_on_random_graphs
@@ -36,7 +37,7 @@ def suite_of(*chosen, profile=SMALL):
 
 def failures(p, names=()):
     """Run the checks of a pass; return what failed."""
-    found = [check.run() for check in passes.checks(Task("passes", p.name), suite_of(p))]
+    found = [run_check(check) for check in passes.checks(Task("passes", p.name), suite_of(p))]
     return [o for o in found if o.verdict.is_failure and (not names or o.name in names)]
 
 
@@ -190,7 +191,7 @@ def test_check_pass_random_quotient_by_itself_passes():
     graph.add_output(build("div", build("overwritten", noise, noise), noise))
     graph.add_output(other)
     case = GraphCase("ones", graph, [CaseRun("some", (torch.ones(3),))])
-    found = check_pass(REGISTRY.passes["remove-detach"], REGISTRY.operators, case)
+    found = check_passes([REGISTRY.passes["remove-detach"]], REGISTRY.operators, case)
     assert found.comparison.verdict is Verdict.PASS, found.comparison.message
     assert found.fired
 
@@ -205,8 +206,8 @@ def test_check_pass_equal_attribute_write_found():
         for node in graph.nodes:
             node.attrs["train"] = 0
 
-    found = check_pass(
-        Broken(write, "write"), REGISTRY.operators, GraphCase("c", graph, [CaseRun("r", (torch.ones(2, 3),))])
+    found = check_passes(
+        [Broken(write, "write")], REGISTRY.operators, GraphCase("c", graph, [CaseRun("r", (torch.ones(2, 3),))])
     )
     assert found.comparison.verdict is Verdict.CONTRACT
     assert "changed a node in place" in found.comparison.message
@@ -226,8 +227,8 @@ def test_check_pass_weight_write_found_and_restored(late):
         if w.uses:
             graph.replace(w, graph.add_constant(doubled if late else doubled(), "w_1", w.type))
 
-    found = check_pass(
-        Broken(double, "double"), REGISTRY.operators, GraphCase("c", graph, [CaseRun("r", (torch.ones(2),))])
+    found = check_passes(
+        [Broken(double, "double")], REGISTRY.operators, GraphCase("c", graph, [CaseRun("r", (torch.ones(2),))])
     )
     assert "the pass changed the constants ['w'] in place" in found.comparison.message
     assert weight.tolist() == [1.0, 2.0]
@@ -296,5 +297,5 @@ def test_check_pass_rounding_pass_judged_on_second_call():
     g.add_output(build("mul", x, total))
     g.set_state("total", build("add", total, 1.0))
     p = Broken(read_as_it_was, "freeze", error=COMPOSE)
-    found = check_pass(p, REGISTRY.operators, GraphCase("one", g, [CaseRun("twos", (torch.full((3,), 2.0),))]))
+    found = check_passes([p], REGISTRY.operators, GraphCase("one", g, [CaseRun("twos", (torch.full((3,), 2.0),))]))
     assert found.comparison.verdict is Verdict.VALUE, found.comparison.message

@@ -20,6 +20,7 @@ from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_values import type_of
 from clika_ref_conformance.drawing.sampling import draw_call_of_any_dtype
+from clika_ref_conformance.eager_calls import call_eagerly, resolve_attrs
 from clika_ref_conformance.judged_dtypes import is_judged
 
 UNJUDGED_DTYPE = "of a dtype that is not judged"
@@ -80,9 +81,7 @@ class EagerGraphBuilder:
         given = resolve_attrs(op, attrs, self.sizes)
         kinds = [_operand_type(o) for o in operands]
         try:
-            with torch.no_grad():
-                result = op(*tensors, **given)
-            results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
+            results = tuple(call_eagerly(op, tensors, given))
             types = _infer_result_types(op, kinds, attrs, results, dynamic=bool(self.sizes))
             is_alien = not all(is_judged(r.dtype) for r in results)
         except Exception as error:  # noqa: BLE001 - a call is illegal if eager or inference rejects it
@@ -153,14 +152,6 @@ def _infer_result_types(
     if dynamic or op.type_rule is not None or op.sampler is None or not _is_always_inferable(op):
         return infer_types(op, operands, attrs)
     return [type_of(r) for r in results]
-
-
-def resolve_attrs(op: Operator, attrs: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return attributes for an eager call: sizes as numbers, and a device if the operator needs one."""
-    given = {name: resolve(value, sizes) for name, value in attrs.items()}
-    if op.takes_device and given["device"] is None:
-        given["device"] = torch.device("cpu")
-    return given
 
 
 def _operand_type(operand: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from clika_ref_conformance.execution.error_attribution import exceptions_to_catc
 from clika_ref_conformance.judged_dtypes import check_judged_dtypes
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import COUNT_FIELDS, Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Verdict, sum_counts
 
 OUT_OF_MEMORY_PHRASES = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory")
 """Messages of libraries that run out of memory without raising a `MemoryError`."""
@@ -37,26 +36,16 @@ def run_case(case: GraphCase, suite: Suite) -> Outcome:
     other = check_judged_dtypes(case.graph)
     if other is not None:
         return Outcome(case.name, other)
-    start = time.perf_counter()
     with TemporaryDirectory(dir=suite.folder) as folder:
         execution = CaseExecution(case, suite, Path(folder))
         try:
             execution.execute()
-            found = execution.select_worst()
+            execution.run, found = select_representative(execution.found)
         except _VerdictReached as stop:
             found = stop.comparison
         compiled = execution.collect_artifact() if found.verdict.is_failure else None
-    seconds = time.perf_counter() - start
-    return Outcome(
-        case.name,
-        found,
-        execution.run,
-        case,
-        sorted(execution.occurred),
-        sorted(execution.applicable),
-        seconds,
-        compiled,
-    )
+    occurred, applicable = sorted(execution.occurred), sorted(execution.applicable)
+    return Outcome(case.name, found, execution.run, case, occurred, applicable, compiled=compiled)
 
 
 def select_representative(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
@@ -65,7 +54,7 @@ def select_representative(found: Sequence[tuple[str, Comparison]]) -> tuple[str,
     This is a deviation, or else the passing run with the largest ratio, or else one that could not be judged. Its
     element counts are the totals of all runs.
     """
-    totals = {count: sum(getattr(c, count) for _, c in found) for count in COUNT_FIELDS}
+    totals = sum_counts([comparison for _, comparison in found])
     for verdicts in ((Verdict.DEVIATION,), (Verdict.PASS,), tuple(Verdict)):
         matching = [item for item in found if item[1].verdict in verdicts]
         if matching:
@@ -107,10 +96,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
+def has_memory_error(words: str) -> bool:
+    """Return whether the output of a process reports that it ran out of memory."""
+    return any(phrase in words for phrase in (*OUT_OF_MEMORY_PHRASES, "MemoryError"))
+
+
 class _VerdictReached(Exception):  # noqa: N818 - control flow, not an error: the verdict is known
-    def __init__(self, verdict: Verdict, message: str) -> None:
+    def __init__(self, verdict: Verdict, message: str, comparison: Comparison | None = None) -> None:
         super().__init__(message)
-        self.comparison = Comparison(verdict, message)
+        self.comparison = comparison or Comparison(verdict, message)
 
 
 class CaseExecution:
@@ -135,7 +129,9 @@ class CaseExecution:
     def execute(self) -> None:
         """Take every step; return if none finds a failure."""
         graph = self._lower()
-        self._check_supported(graph)
+        rejection = find_unsupported(graph, self.suite)
+        if rejection is not None:
+            raise _VerdictReached(rejection.verdict, rejection.message)
         references = {id(run): self._compute_reference(run) for run in self.case.runs}
         self.run_all(graph, lambda run, results: self._judge(run, references[id(run)], results))
 
@@ -163,11 +159,6 @@ class CaseExecution:
         if kept and not is_random:
             self._check_repeatable(runner, graph, kept)
 
-    def select_worst(self) -> Comparison:
-        """Return the comparison that represents all runs."""
-        self.run, worst = select_representative(self.found)
-        return worst
-
     def collect_artifact(self) -> Compiled | None:
         """Return the last artifact with its files; None if it is in another folder, or if its folder has subfolders.
 
@@ -184,11 +175,6 @@ class CaseExecution:
             return self.suite.lower_graph(self.case)
         except exceptions_to_catch() as error:
             raise _VerdictReached(Verdict.CONTRACT, f"lowering the graph failed: {_format_error(error)}") from error
-
-    def _check_supported(self, graph: Graph) -> None:
-        rejection = find_unsupported(graph, self.suite)
-        if rejection is not None:
-            raise _VerdictReached(rejection.verdict, rejection.message)
 
     def _compute_reference(self, run: CaseRun) -> CaseReference:
         self.run = run.name
@@ -285,7 +271,7 @@ class CaseExecution:
         self.applicable.update(judgement.applicable)
         comparison = judgement.comparison
         if comparison.verdict.is_failure:
-            raise _JudgedFailure(comparison)
+            raise _VerdictReached(comparison.verdict, comparison.message, comparison)
         self.found.append((run.name, comparison))
 
     def _check_repeatable(
@@ -322,14 +308,6 @@ class CaseExecution:
         for index, (old, new) in enumerate(zip(results, again or (), strict=again is not None)):
             if not has_same_bits(old, new):
                 raise _VerdictReached(Verdict.NONDETERMINISTIC, _describe_change(index, old, new, when))
-
-
-class _JudgedFailure(_VerdictReached):
-    """The judge found a failure."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        super().__init__(comparison.verdict, comparison.message)
-        self.comparison = comparison
 
 
 INTEGER_DTYPE_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -41,7 +41,10 @@ def make_packed_checks(cases: Sequence[GraphCase], suite: Suite) -> list[Check]:
     for index in range(0, len(cases), PACK_SIZE):
         pack = CasePack(f"pack-{index // PACK_SIZE}", cases[index : index + PACK_SIZE], suite)
         found.append(Check(pack.name, pack.run))
-        found += [Check(case.name, lambda case=case, pack=pack: pack.get_outcome(case)) for case in pack.cases]
+        found += [
+            Check(case.name, lambda case=case, pack=pack: pack.found.get(case.name) or run_case(case, suite))
+            for case in pack.cases
+        ]
     return found
 
 
@@ -68,10 +71,6 @@ class CasePack:
             message = f"no case passes in the pack, so each runs separately: {message or 'wrong results'}"
             return Outcome(self.name, make_not_run(Reason.RUN_SEPARATELY, message))
         return Outcome(self.name, Comparison(Verdict.PASS, message))
-
-    def get_outcome(self, case: GraphCase) -> Outcome:
-        """Return the outcome of a case: from the pack if it passed there, or else from a separate run."""
-        return self.found.get(case.name) or run_case(case, self.suite)
 
     def _run_or_split(self, cases: Sequence[GraphCase]) -> str:
         """Run cases together, or in two halves if that fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,9 +36,10 @@ def plan_checks(task: Task, suite: Suite, levels: Mapping[str, str] = LEVELS) ->
 
 
 def run_check(check: Check) -> Outcome:
-    """Run one check; an exception becomes its verdict."""
+    """Run one check and measure its duration; an exception becomes its verdict."""
+    start = time.perf_counter()
     try:
-        outcome = replace(check.run(), name=check.name)
+        outcome = check.run()
     except SampleError as error:
         outcome = Outcome(check.name, error.comparison)
     except exceptions_to_catch() as error:  # an error fails only this check
@@ -45,7 +47,7 @@ def run_check(check: Check) -> Outcome:
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_format_traceback(error)}"))
     if outcome.verdict is Verdict.MEMORY:  # free graphs, which are reference cycles
         gc.collect()
-    return check_torch_state(outcome)
+    return check_torch_state(replace(outcome, name=check.name, seconds=time.perf_counter() - start))
 
 
 def check_torch_state(outcome: Outcome) -> Outcome:
@@ -63,15 +65,11 @@ def restore_torch_state() -> str:
     if torch.get_default_dtype() is not torch.float32:
         torch.set_default_dtype(torch.float32)
         found.append("set another default dtype")
-    if is_flushing_denormals():
+    subnormal = torch.full((1,), 1e-39, dtype=torch.float32)
+    if not (subnormal * 1.0).item():
         torch.set_flush_denormal(False)
         found.append("switched on flush-to-zero")
     return " and ".join(found)
-
-
-def is_flushing_denormals() -> bool:
-    """Return whether this thread treats numbers below the smallest normal float32 as zero."""
-    return bool((torch.full((1,), 1e-39, dtype=torch.float32) * 1.0 == 0.0).item())
 
 
 def _format_traceback(error: BaseException, lines: int = 30) -> str:

@@ -20,6 +20,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import CaseRun
 from clika_ref_conformance.deviations import ELEMENT_KINDS, Deviation, import_replica
+from clika_ref_conformance.eager_calls import as_list
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -62,11 +63,12 @@ def judge_run(reference: CaseReference, run: CaseRun, actual: Tensors, deviation
     if not found.verdict.is_failure:
         return Judgement(found, (), applicable)
     for group in [[d] for d in concerned] + [concerned] * (len(concerned) > 1):
-        again = _judge_with_deviations(reference, run, actual, group)
-        if again is not None and not again.verdict.is_failure:
-            occurred = tuple(d.id for d in group if d.id in applicable)
-            message = "; ".join(f"{d.id}: {d.reason}" for d in group)
-            return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), occurred, applicable)
+        with contextlib.suppress(_RejectedValueError):  # by a later node of the graph
+            again = _judge_deviating_graph(reference, run, actual, group)
+            if not again.verdict.is_failure:
+                occurred = tuple(d.id for d in group if d.id in applicable)
+                message = "; ".join(f"{d.id}: {d.reason}" for d in group)
+                return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), occurred, applicable)
     return Judgement(found, (), applicable)
 
 
@@ -87,19 +89,14 @@ def find_error_deviations(graph: Graph, run: CaseRun | None, deviations: Sequenc
     ]
 
 
-def _judge_with_deviations(
-    reference: CaseReference, run: CaseRun, actual: Tensors, group: Sequence[Deviation]
-) -> Comparison | None:
-    """Judge as if eager deviated; None if a later node of the graph rejects the changed values."""
-    try:
-        return _judge_deviating_graph(reference, run, actual, group)
-    except _RejectedValueError:
-        return None
-
-
 def _judge_deviating_graph(
     reference: CaseReference, run: CaseRun, actual: Tensors, group: Sequence[Deviation]
 ) -> Comparison:
+    """Judge as if eager deviated.
+
+    Raises:
+        _RejectedValueError: a later node of the graph rejects the changed values.
+    """
     fixed = [d for d in group if not d.free]
     changed = _make_deviating_graph(reference.graph, [(d, _make_alteration(d)) for d in fixed])
     _run_graph(changed, run)
@@ -185,8 +182,7 @@ def _alter_operator(node: Node, alter: NodeAlteration) -> Operator:
     @functools.wraps(original.reference)
     def reference(*operands: Any, **attrs: Any) -> Any:
         result = original(*operands, **attrs)
-        results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
-        changed = tuple(alter(node, operands, attrs, results))
+        changed = tuple(alter(node, operands, attrs, tuple(as_list(result))))
         return changed[0] if isinstance(result, torch.Tensor) else changed
 
     op.reference = reference
@@ -198,8 +194,7 @@ def _make_alteration(deviation: Deviation) -> NodeAlteration:
         replica = import_replica(deviation)
 
         def replicate(_: Node, operands: tuple[Any, ...], attrs: dict[str, Any], __: Tensors) -> Tensors:
-            result = replica(*operands, **attrs)
-            return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+            return as_list(replica(*operands, **attrs))
 
         return replicate
 
@@ -226,7 +221,9 @@ def _make_filling(deviation: Deviation, fill: float) -> NodeAlteration:
         found = [
             functools.reduce(torch.logical_or, (_make_mask(k, t) for k in kinds), _make_empty_mask(t)) for t in results
         ]
-        return [t.masked_fill(_join_masks(found, t), _make_valid_fill(fill, t)) for t in results]
+        # Masks of outputs with the same shape are joined: if a maximum is NaN, its index is free, too.
+        joined = [functools.reduce(torch.logical_or, (m for m in found if m.shape == t.shape)) for t in results]
+        return [t.masked_fill(m, _make_valid_fill(fill, t)) for t, m in zip(results, joined, strict=True)]
 
     kinds = [kind for kind in deviation.free if kind in ELEMENT_KINDS]
     return put
@@ -238,11 +235,6 @@ def _make_valid_fill(fill: float, tensor: torch.Tensor) -> float:
 
 def _make_empty_mask(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor, dtype=torch.bool)
-
-
-def _join_masks(masks: Sequence[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """Join the masks of outputs with the same shape: if a maximum is NaN, its index is free, too."""
-    return functools.reduce(torch.logical_or, (m for m in masks if m.shape == tensor.shape))
 
 
 def _make_mask(kind: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Value
 from clika_ref_conformance.cases import GraphCase, Outcome
+from clika_ref_conformance.eager_calls import call_eagerly
 from clika_ref_conformance.execution.case_checks import find_unsupported, has_same_type
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch
 from clika_ref_conformance.judging.distributions import describe_difference
@@ -65,9 +66,11 @@ def _compare_distribution(case: GraphCase, suite: Suite) -> Comparison:
         except exceptions_to_catch() as error:
             message = f"the target fails on it, as other checks report: {type(error).__name__}: {error}"
             return make_not_run(Reason.FAILS_ELSEWHERE, message)
-    with torch.random.fork_rng(devices=()), torch.no_grad():
+    with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(suite.profile.seed)
-        eager = _draw_samples(_make_eager_draw(case))
+        (node,) = case.graph.nodes
+        operands = [case.tensors[v] if isinstance(v, Value) else v for v in node.inputs]
+        eager = _draw_samples(lambda: call_eagerly(node.op, operands, node.attrs))  # the interpreter takes longer
     if not all(map(has_same_type, target, eager)):
         return Comparison(Verdict.STRUCTURE, f"{case.facts['call']}: the results have another dtype or shape")
     text = describe_difference(target, eager)
@@ -75,18 +78,6 @@ def _compare_distribution(case: GraphCase, suite: Suite) -> Comparison:
     if text:
         return Comparison(Verdict.VALUE, f"{case.facts['call']}: {text}", elements=elements)
     return Comparison(Verdict.PASS, elements=elements)
-
-
-def _make_eager_draw(case: GraphCase) -> Callable[[], Sequence[torch.Tensor]]:
-    """Return the call without the interpreter, which would take longer than most calls."""
-    (node,) = case.graph.nodes
-    operands = [case.tensors[v] if isinstance(v, Value) else v for v in node.inputs]
-
-    def draw() -> Sequence[torch.Tensor]:
-        results = node.op(*operands, **node.attrs)
-        return [results] if isinstance(results, torch.Tensor) else results
-
-    return draw
 
 
 def _draw_samples(draw: Callable[[], Sequence[torch.Tensor]]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import re
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
@@ -26,9 +27,10 @@ REPORTED_VARIABLES = (
 def collect_environment(suite: Suite) -> dict[str, str]:
     """Return facts by name, as text, for a report."""
     plugins = {p.distribution: p.version for p in suite.registry.plugins}
-    libraries = {
-        name: version(name) for name in (*REPORTED_LIBRARIES, *_find_runtime_libraries(suite)) if _is_installed(name)
-    }
+    libraries: dict[str, str] = {}
+    for name in (*REPORTED_LIBRARIES, *_find_runtime_libraries(suite)):
+        with suppress(PackageNotFoundError):
+            libraries[name] = version(name)
     variables = {f"${name}": os.environ[name] for name in REPORTED_VARIABLES if name in os.environ}
     return {
         "python": platform.python_version(),
@@ -60,14 +62,6 @@ def _find_runtime_libraries(suite: Suite) -> list[str]:
         if found.metadata["Name"].replace("-", "_") == module:
             names += [m.group() for r in found.requires or () if (m := re.match(r"[\w.-]+", r)) and "extra ==" not in r]
     return names
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _find_processor_name() -> str:

@@ -29,8 +29,8 @@ from clika_ref.core.ir import Graph
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch, reset_sigint
 from clika_ref_conformance.execution.messages import WorkerSetup
-from clika_ref_conformance.execution.pipe_reader import read_lines
-from clika_ref_conformance.execution.worker import make_suite
+from clika_ref_conformance.execution.pipe_reader import close_pipes, read_lines
+from clika_ref_conformance.execution.worker import open_channel, start_suite
 from clika_ref_conformance.suite import Suite
 
 OTHER_PROCESS_HASH_SEED = "20011"
@@ -108,10 +108,7 @@ class FreshProcess:
             FreshProcessError: the request or the communication failed.
         """
         process = self.process or self._start()
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a dead process is detected below
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
+        _send(process, request)
         answer = self._read_answer(self.seconds)
         if "error" in answer:
             raise FreshProcessError(answer["kind"], answer["error"])
@@ -143,9 +140,7 @@ class FreshProcess:
         listener = threading.Thread(target=_forward_lines, args=(process, self.answers), daemon=True)
         listener.start()
         self._end = weakref.finalize(self, _stop_process, process, listener)
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(self.setup.as_json()) + "\n")
-        process.stdin.flush()
+        _send(process, self.setup.as_json())
         self._read_answer(START_TIMEOUT_S)
         return process
 
@@ -160,6 +155,13 @@ def get_fresh_process(suite: Suite) -> FreshProcess:
     return _PROCESS_BY_SUITE[suite]
 
 
+def _send(process: subprocess.Popen[str], message: Mapping[str, Any]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # reading the answer detects a dead process
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+
+
 def _forward_lines(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
     for line in read_lines(process):
         answers.put(line)
@@ -170,10 +172,7 @@ def _stop_process(process: subprocess.Popen[str], listener: threading.Thread) ->
     process.kill()
     process.wait()
     listener.join()  # it ends with the process
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):  # unread data in the pipe
-                stream.close()
+    close_pipes(process)
 
 
 def _make_setup(suite: Suite) -> WorkerSetup:
@@ -221,12 +220,9 @@ class _Server:
 def main() -> None:
     """Read the setup, then answer one request per line, until standard input ends."""
     reset_sigint()
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # output of a target must not mix with the answers
-    setup = WorkerSetup.of_json(json.loads(sys.stdin.readline()))
-    sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
-    torch.set_num_threads(1)
-    server = _Server(make_suite(setup))
+    channel = open_channel()
+    _, suite = start_suite(json.loads(sys.stdin.readline()))
+    server = _Server(suite)
     channel.write("{}\n")
     for line in sys.stdin:
         channel.write(json.dumps(server.answer(json.loads(line))) + "\n")

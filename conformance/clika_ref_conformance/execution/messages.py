@@ -37,7 +37,7 @@ class WorkerSetup:
 
     @classmethod
     def of_json(cls, document: Mapping[str, Any]) -> WorkerSetup:
-        """Return the setup that `explanation_as_json` was called on."""
+        """Return the setup that `as_json` was called on."""
         profile: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document["profile"].items()}
         return cls(**{**document, "profile": Profile(**profile), "path": tuple(document["path"])})
 
@@ -61,10 +61,5 @@ def result_of_json(document: Mapping[str, Any]) -> CheckResult:
     comparison = {**document["comparison"], "verdict": Verdict(document["comparison"]["verdict"])}
     lists = {name: tuple(document[name]) for name in ("deviations", "applicable")}
     return CheckResult(
-        **{**document, **lists, "task": task_of_json(document["task"]), "comparison": Comparison(**comparison)}
+        **{**document, **lists, "task": Task.of_json(document["task"]), "comparison": Comparison(**comparison)}
     )
-
-
-def task_of_json(document: Mapping[str, Any]) -> Task:
-    """Return the task with these fields."""
-    return Task(**document)

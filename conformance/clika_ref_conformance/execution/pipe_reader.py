@@ -1,7 +1,8 @@
-"""Read the output of another process line by line until it exits: its children may keep the pipe open for longer."""
+"""Read the output of another process line by line until it exits, as its children may keep the pipe open."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -12,6 +13,14 @@ POLL_SECONDS = 0.2
 
 PIPE_BYTES = 2**16
 """Capacity of a pipe."""
+
+
+def close_pipes(process: subprocess.Popen[str]) -> None:
+    """Close the standard input and output of a process that has ended; a pipe may hold unread data."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 def read_lines(process: subprocess.Popen[str]) -> Iterator[str]:

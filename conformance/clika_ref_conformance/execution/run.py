@@ -27,12 +27,6 @@ from clika_ref_conformance.execution.declaration_accounting import (
 from clika_ref_conformance.execution.levels import LEVELS, find_scopes, list_tasks, select_levels
 from clika_ref_conformance.execution.messages import WorkerSetup, result_of_json
 from clika_ref_conformance.execution.target_probe import probe_target
-from clika_ref_conformance.execution.worker_exit import (
-    describe_exit,
-    is_ended_externally,
-    is_killed_by_signal,
-    judge_exit,
-)
 from clika_ref_conformance.execution.worker_process import (
     PLAN_TIMEOUT_S,
     TaskProgress,
@@ -45,7 +39,7 @@ from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import find_module_folder, load_target
-from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
+from clika_ref_conformance.verdicts import Comparison, Reason, make_not_run
 
 CHECKS_PER_WORKER = 20_000
 """Checks after which a worker is replaced, unless its memory required it before: starting one takes 3 s."""
@@ -307,7 +301,7 @@ class Execution:
         self.workers.remove(worker)
         words = worker.close()
         if not worker.is_ready:
-            self._replace_failed_start(worker, describe_exit(worker) + f":\n{words}" * bool(words))
+            self._replace_failed_start(worker, worker.describe_exit() + f":\n{words}" * bool(words))
             return
         progress = worker.progress
         if progress is not None:
@@ -322,7 +316,7 @@ class Execution:
             ClikaError: it exited by itself, and no worker was ready before.
         """
         self.failed_starts += 1
-        if not self.environment and not is_killed_by_signal(worker):
+        if not self.environment and not worker.is_killed_by_signal:
             msg = f"a worker ended before it was ready: {end}"
             raise ClikaError(msg)
         if self.failed_starts < MAX_FRUITLESS_WORKERS:
@@ -332,21 +326,19 @@ class Execution:
             self.abandon(f"{self.failed_starts} workers in a row ended before they were ready; {last}")
 
     def _record_death(self, progress: TaskProgress, worker: WorkerProcess, words: str) -> None:
-        verdict, message = judge_exit(worker, words)
-        if progress.started is not None and is_ended_externally(worker) and progress.started not in progress.retried:
+        verdict, message = worker.judge_exit(words)
+        if progress.started is not None and worker.is_ended_externally and progress.started not in progress.retried:
             progress.retried.add(progress.started)
             progress.started = None
         elif progress.started is not None:
-            self._add_result(progress, _make_result(progress.task, progress.started, verdict, message))
+            self._add_result(progress, CheckResult(progress.task, progress.started, Comparison(verdict, message)))
             progress.started, progress.fruitless_workers = None, 0
         elif progress.plan is None and not progress.fruitless_workers and not worker.overdue:
             progress.fruitless_workers = 1  # may have been killed from outside
         elif progress.plan is None:
             progress.plan = [BROKEN_PLAN_CHECK]
-            self._add_result(
-                progress,
-                _make_result(progress.task, BROKEN_PLAN_CHECK, verdict, f"while planning the task: {message}"),
-            )
+            comparison = Comparison(verdict, f"while planning the task: {message}")
+            self._add_result(progress, CheckResult(progress.task, BROKEN_PLAN_CHECK, comparison))
         else:
             progress.fruitless_workers += 1
             if progress.fruitless_workers >= MAX_FRUITLESS_WORKERS:
@@ -397,7 +389,3 @@ class Execution:
 def _progress_of(worker: WorkerProcess) -> TaskProgress:
     assert worker.progress is not None
     return worker.progress
-
-
-def _make_result(task: Task, name: str, verdict: Verdict, message: str) -> CheckResult:
-    return CheckResult(task, name, Comparison(verdict, message))

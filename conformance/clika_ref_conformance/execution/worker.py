@@ -6,7 +6,6 @@ Standard output is the channel to the run; output of a target goes to standard e
 from __future__ import annotations
 
 import faulthandler
-import functools
 import gc
 import importlib
 import json
@@ -27,7 +26,7 @@ from clika_ref_conformance.execution.check_runner import plan_checks, run_check
 from clika_ref_conformance.execution.environment import collect_environment
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch, reset_sigint
 from clika_ref_conformance.execution.failure_counts import TaskFailures
-from clika_ref_conformance.execution.messages import WorkerSetup, result_to_json, task_of_json
+from clika_ref_conformance.execution.messages import WorkerSetup, result_to_json
 from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.reproducing.repro_script import limit_memory
 from clika_ref_conformance.reproducing.reproducers import write_reproducer
@@ -47,11 +46,8 @@ def main() -> None:
     """Read the setup, then one task per line, until standard input ends."""
     faulthandler.enable()
     reset_sigint()
-    channel = _open_channel()
-    setup = WorkerSetup.of_json(json.loads(sys.stdin.readline()))
-    sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
-    torch.set_num_threads(1)  # two workers share the cores, and the split of work affects rounding
-    suite = make_suite(setup)
+    channel = open_channel()
+    setup, suite = start_suite(json.loads(sys.stdin.readline()))
     limit_memory(setup.profile.memory_bytes)
     gc.freeze()  # loaded modules stay: scanning them for garbage took a twentieth of the time
     gc.set_threshold(GC_THRESHOLD)
@@ -59,14 +55,22 @@ def main() -> None:
     worker.send("ready", collect_environment(suite))
     for line in sys.stdin:
         request = json.loads(line)
-        worker.run_task(task_of_json(request["task"]), request["done"])
+        worker.run_task(Task.of_json(request["task"]), request["done"])
 
 
-def _open_channel() -> TextIO:
+def open_channel() -> TextIO:
     """Reserve standard output for messages to the run, and redirect the descriptor to standard error."""
     kept = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(kept, "w", encoding="utf-8", buffering=1)
+
+
+def start_suite(document: Mapping[str, Any]) -> tuple[WorkerSetup, Suite]:
+    """Prepare this process as a setup in JSON describes; return the setup and its suite."""
+    setup = WorkerSetup.of_json(document)
+    sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
+    torch.set_num_threads(1)  # two workers share the cores, and the split of work affects rounding
+    return setup, make_suite(setup)
 
 
 def make_suite(setup: WorkerSetup) -> Suite:
@@ -160,14 +164,9 @@ class Worker:
         return CheckResult.of(task, outcome, path)
 
 
-@functools.cache
-def _get_page_size() -> int:
-    return os.sysconf("SC_PAGE_SIZE")
-
-
 def _measure_resident_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _get_page_size()
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # not Linux
         return 0
 

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.case_checks import has_memory_error
 from clika_ref_conformance.execution.messages import WorkerSetup
-from clika_ref_conformance.execution.pipe_reader import read_lines
+from clika_ref_conformance.execution.pipe_reader import close_pipes, read_lines
 from clika_ref_conformance.record import CheckResult
+from clika_ref_conformance.verdicts import Verdict
 
 START_TIMEOUT_S = 120.0
 """Time limit for a worker to start: importing torch and a runtime takes 3 s, or tens of them on a busy machine."""
@@ -39,6 +41,12 @@ MIN_FREE_BYTES = 2**30
 
 EXTENSION_MODULES_PREFIX = "Extension modules: "
 """Prefix of the line that faulthandler writes after a crash; it may have thousands of characters."""
+
+EXTERNAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP})
+"""Signals that are sent from outside: by a user, or by a system without memory."""
+
+EXIT_STATUS_LABEL = "exit status"
+"""Words in a verdict for a worker that exited by itself instead of by a signal."""
 
 MAX_QUOTED_LINES = 30
 """Number of lines quoted from the output of a process, about the length of a traceback of `faulthandler`."""
@@ -147,10 +155,7 @@ class WorkerProcess:
     def close(self) -> str:
         """Free its resources after it has exited; return the end of its standard error."""
         self.listener.join()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        close_pipes(self.process)
         if self.stderr.closed:
             return ""
         self.stderr.seek(0)
@@ -158,14 +163,44 @@ class WorkerProcess:
         self.stderr.close()
         return get_last_lines(text)
 
+    def judge_exit(self, words: str) -> tuple[Verdict, str]:
+        """Return the verdict on the check that ended it, and a message that quotes its output."""
+        quoted = f"; its output:\n{words}" if words else ""
+        if self.overdue:
+            limit = f"{self.seconds:g} s (--case-seconds, and the time to shrink a failure)"
+            return Verdict.HANG, f"no result within {limit}; the worker was killed{quoted}"
+        if has_memory_error(words):
+            return Verdict.MEMORY, f"the worker reached its memory limit ({self.describe_exit()}){quoted}"
+        return Verdict.CRASH, f"the worker died ({self.describe_exit()}){quoted}"
 
-def make_run_folder(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
+    def describe_exit(self) -> str:
+        """Describe how it ended."""
+        code = self.process.returncode
+        if self.overdue:
+            return f"SIGKILL by this run, after {START_TIMEOUT_S:g} s without a message"
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            return f"{name}: the system ran out of memory, or somebody killed it" if name == "SIGKILL" else name
+        return f"{EXIT_STATUS_LABEL} {code}"
+
+    @property
+    def is_ended_externally(self) -> bool:
+        """Whether it may have been ended from outside, so that its running check has no verdict."""
+        return self.is_killed_by_signal and -self.process.returncode in EXTERNAL_SIGNALS
+
+    @property
+    def is_killed_by_signal(self) -> bool:
+        """Whether a signal ended it, and neither this run nor the worker itself."""
+        return self.process.returncode < 0 and not self.overdue
+
+
+def make_run_folder() -> tempfile.TemporaryDirectory[str]:
     """Create the folder of a run, in memory if there is space. It is removed with all leftovers of killed workers.
 
     Targets flush written files, which takes longer on a disk than compiling and running a case.
     """
-    if parent is None and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > MIN_FREE_BYTES:
-        parent = SHARED_MEMORY
+    is_free = os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > MIN_FREE_BYTES
+    parent = SHARED_MEMORY if is_free else None
     return tempfile.TemporaryDirectory(prefix="clika-ref-conformance-", dir=parent, ignore_cleanup_errors=True)
 
 

@@ -11,9 +11,9 @@ import torch
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
+from clika_ref_conformance.eager_calls import as_list
 from clika_ref_conformance.judging.rounding import (
     ConcreteCall,
-    as_list,
     flatten_operands,
     is_float,
     map_floats,

@@ -41,7 +41,8 @@ class ExpectedOutput:
         if self.same or not self.runs:
             return torch.zeros(self.eager.shape, dtype=torch.bool)
         if self.bound is None:
-            return self._low != self._high
+            low, high = self._limits
+            return low != high
         mixed = torch.zeros(self.eager.shape, dtype=torch.bool) if self.jumps is None else self.jumps >= 0
         for run in self.runs:
             mixed |= classify_special(run) != classify_special(self.exact)
@@ -76,18 +77,17 @@ class ExpectedOutput:
         return torch.zeros(self.eager.shape, dtype=torch.float64) if self.bound is None else self.bound
 
     @cached_property
-    def _low(self) -> torch.Tensor:
-        return torch.stack([self.exact.long(), *(r.long() for r in self.runs)]).amin(0)
-
-    @cached_property
-    def _high(self) -> torch.Tensor:
-        return torch.stack([self.exact.long(), *(r.long() for r in self.runs)]).amax(0)
+    def _limits(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Smallest and largest integer of each element, over all runs."""
+        every = torch.stack([self.exact.long(), *(run.long() for run in self.runs)])
+        return every.amin(0), every.amax(0)
 
     def _within(self, actual: torch.Tensor) -> torch.Tensor:
         if self.same:
             return find_equal_elements(actual, self.eager)
         if self.bound is None:
-            return (actual.long() >= self._low) & (actual.long() <= self._high)
+            low, high = self._limits
+            return (actual.long() >= low) & (actual.long() <= high)
         return self._near(actual.double(), self.bound)
 
     def _near(self, actual: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,12 @@ import torch
 from clika_ref.core.arithmetic import Arithmetic
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref_conformance.eager_calls import as_list
 from clika_ref_conformance.judging import exact_arithmetic, jitter, ties
 from clika_ref_conformance.judging.expected_output import classify_special
 from clika_ref_conformance.judging.formats import formats_of
 from clika_ref_conformance.judging.jitter import JitterNoise, LocalBounds
-from clika_ref_conformance.judging.rounding import ConcreteCall, as_list, is_float
+from clika_ref_conformance.judging.rounding import ConcreteCall, is_float
 
 Values = dict[Value, torch.Tensor]
 

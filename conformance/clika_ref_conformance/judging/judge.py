@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -17,7 +18,7 @@ from clika_ref_conformance.judging.expected_output import ExpectedOutput, find_e
 from clika_ref_conformance.judging.jitter_runs import ExactRun, Values, repeat_run, run_exactly
 from clika_ref_conformance.judging.random_nodes import is_random_call
 from clika_ref_conformance.judging.rounding import ConcreteCall, is_float
-from clika_ref_conformance.verdicts import Comparison, Reason, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, sum_counts
 
 CASTING_OPERATORS = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
 """Operators with a ``dtype`` that is a plain cast and does not saturate."""
@@ -135,19 +136,17 @@ class CaseReference:
         """Return the values without any rounding, and the values that are random or undefined."""
         same = {*self.graph.inputs, *self.graph.constants.values()}
         drawn: set[Value] = set()
+        sizes = read_sizes(self.graph, self.inputs)
         for node in self.graph.nodes:
             operands = [v for v in node.inputs if isinstance(v, Value)]
             fixed = node.op.error.kind == "exact" and same.issuperset(operands)
-            if node.is_random and fixed and not self._depends_on_chance(node):
+            if node.is_random and fixed and not is_random_call(node, self._eager, sizes):
                 same.update(node.outputs)
             elif node.is_random or not drawn.isdisjoint(operands) or self._is_undefined(node, operands):
                 drawn.update(node.outputs)
-            elif fixed and not self._may_choose(node):
+            elif fixed and not (ties.has_open_ties(node) and len(self.graph) > 1):
                 same.update(node.outputs)
         return same, drawn
-
-    def _depends_on_chance(self, node: Node) -> bool:
-        return is_random_call(node, self._eager, read_sizes(self.graph, self.inputs))
 
     def _is_undefined(self, node: Node, operands: Sequence[Value]) -> bool:
         """Return whether a node casts values outside the range of an integer dtype: the result is undefined in C++.
@@ -162,9 +161,6 @@ class CaseReference:
             return any(bool(t.isnan().any()) for t in floats)
         limits = torch.iinfo(dtype)
         return not all(bool(((t > float(limits.min) - 1) & (t < float(limits.max) + 1)).all()) for t in floats)
-
-    def _may_choose(self, node: Node) -> bool:
-        return ties.has_open_ties(node) and len(self.graph) > 1
 
     def _expect(self, value: Value, exact: ExactRun, runs: list[Values], *, same: bool, random: bool) -> ExpectedOutput:
         eager = self._eager[value]
@@ -239,27 +235,14 @@ def combine_comparisons(found: Sequence[Comparison]) -> Comparison:
         return Comparison(Verdict.PASS)
     failed = next((c for c in found if c.verdict.is_failure), None)
     worst = failed or max(found, key=lambda c: c.ratio)
-    elements, unstable = sum(c.elements for c in found), sum(c.unstable for c in found)
-    ambiguous = sum(c.ambiguous for c in found)
-    verdict, message, reason = worst.verdict, worst.message, ""
-    if failed is None:
-        verdict, message = Verdict.UNSTABLE if unstable and unstable == elements else Verdict.PASS, ""
-        if ambiguous > MAX_AMBIGUOUS_SHARE * elements:
-            verdict, reason = Verdict.NOT_RUN, Reason.AMBIGUOUS
-            message = f"rounding decides {ambiguous} of {elements} elements: both results are correct"
-    return Comparison(
-        verdict,
-        message,
-        worst.error,
-        worst.bound,
-        worst.ratio,
-        max(c.quality for c in found),
-        elements,
-        ambiguous,
-        unstable,
-        sum(c.unstable_finite for c in found),
-        reason,
-    )
+    total = replace(worst, quality=max(c.quality for c in found), **sum_counts(found))
+    if failed is not None:
+        return total
+    if total.ambiguous > MAX_AMBIGUOUS_SHARE * total.elements:
+        message = f"rounding decides {total.ambiguous} of {total.elements} elements: both results are correct"
+        return replace(total, verdict=Verdict.NOT_RUN, message=message, reason=Reason.AMBIGUOUS)
+    is_unstable = total.unstable and total.unstable == total.elements
+    return replace(total, verdict=Verdict.UNSTABLE if is_unstable else Verdict.PASS, message="")
 
 
 def _compare_output(

@@ -42,11 +42,6 @@ class PassFinding:
     fired: bool = False
 
 
-def check_pass(p: Pass, operators: Operators, case: GraphCase) -> PassFinding:
-    """Run one pass on a clone of a graph, and check the result by all rules."""
-    return check_passes([p], operators, case)
-
-
 def check_passes(passes: Sequence[Pass], operators: Operators, case: GraphCase) -> PassFinding:
     """Run passes one after another on a clone of a graph, and check each result by all rules."""
     graph, fired, worst, decided = case.graph, False, Comparison(Verdict.PASS), ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
+from clika_ref_conformance.eager_calls import call_eagerly, resolve_attrs
 
 PROBE_SEEDS = range(4)
 """A call with the same result for each of these seeds is not random, such as dropout of probability 0."""
@@ -134,13 +134,8 @@ def _call_bytes_for_seed(node: Node, values: Values, sizes: Mapping[str, int], s
 def _call_bytes(node: Node, values: Values, sizes: Mapping[str, int]) -> bytes:
     """Return the bytes of all results of a call."""
     operands = [values[v] if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs]
-    attrs: dict[str, Any] = {name: resolve(value, sizes) for name, value in node.attrs.items()}
-    if node.op.takes_device and attrs["device"] is None:
-        attrs["device"] = torch.device("cpu")
-    with torch.no_grad():
-        results = node.op(*operands, **attrs)
-    tensors = [results] if isinstance(results, Tensor) else results
-    return b"".join(bytes_of(t).numpy().tobytes() for t in tensors)
+    results = call_eagerly(node.op, operands, resolve_attrs(node.op, node.attrs, sizes))
+    return b"".join(bytes_of(t).numpy().tobytes() for t in results)
 
 
 def _fill_floats(tensor: Tensor, value: float) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.arithmetic import FloatFormat
+from clika_ref_conformance.eager_calls import as_list
 
 AnyFormat = torch.dtype | FloatFormat
 
@@ -49,11 +50,6 @@ class ConcreteCall:
 def is_float(item: Any) -> bool:
     """Return whether an operand is a floating tensor."""
     return isinstance(item, torch.Tensor) and item.is_floating_point()
-
-
-def as_list(result: Any) -> list[torch.Tensor]:
-    """Return the result of a call as a list of tensors."""
-    return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
 def flatten_operands(items: Any) -> list[Any]:

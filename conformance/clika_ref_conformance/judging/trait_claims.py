@@ -9,6 +9,7 @@ import torch
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS, QuantizationTrait
+from clika_ref_conformance.eager_calls import call_eagerly
 
 
 def has_claims(op: Operator) -> bool:
@@ -42,20 +43,14 @@ def find_broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str,
         return f"it has no operand {lacking[0]}: it has {len(operands)}, counted from 0"
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
     if op.trait is SHARED_QPARAMS:
-        return _find_foreign_element(_call_operator(op, operands, attrs), tensors[:1], "its first operand")
+        return _find_foreign_element(call_eagerly(op, operands, attrs), tensors[:1], "its first operand")
     if op.trait is UNIFIED_QPARAMS:
-        return _find_foreign_element(_call_operator(op, operands, attrs), tensors, "its operands")
+        return _find_foreign_element(call_eagerly(op, operands, attrs), tensors, "its operands")
     if op.trait.weight is not None:
         return _check_weight_claim(op, operands, attrs)
     if op.trait.is_homogeneous:
         return _check_doubling(op, operands, attrs, (0,))
     return _check_doubling(op, operands, attrs, op.trait.factors) if op.trait.factors else None
-
-
-def _call_operator(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[torch.Tensor]:
-    with torch.no_grad():
-        result = op(*operands, **attrs)
-    return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
 def _find_foreign_element(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], owner: str) -> str | None:
@@ -76,15 +71,17 @@ def _check_weight_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[st
         return None  # vectors have no output channels
     bias = None if trait.bias is None else operands[trait.bias]
     plain = _replace_operands(operands, {trait.bias: None} if trait.bias is not None else {})
-    (whole,) = _call_operator(op, plain, attrs)
-    (more,) = _call_operator(op, _replace_operands(plain, {trait.weight: _double_first_channel(weight, trait)}), attrs)
+    (whole,) = call_eagerly(op, plain, attrs)
+    doubled = weight.clone()
+    doubled.select(trait.axis or 0, 0).mul_(2)  # its first output channel; twice a number is not rounded
+    (more,) = call_eagerly(op, _replace_operands(plain, {trait.weight: doubled}), attrs)
     if not bool(((more == whole) | (more == 2 * whole) | _may_round_differently(whole)).all()):
         return f"axis {trait.axis} of its weight is not that of output channels: twice a slice is not twice the result"
     channels = (more != whole).movedim(trait.channel or 0, 0)
     if weight.shape[trait.axis or 0] > 1 and len(channels) and all(bool(c.any()) for c in channels):
         return f"dim {trait.channel} of its result is not that of output channels: one of the weight changes all"
     if isinstance(bias, torch.Tensor):
-        (alone,) = _call_operator(op, _replace_operands(operands, {trait.weight: torch.zeros_like(weight)}), attrs)
+        (alone,) = call_eagerly(op, _replace_operands(operands, {trait.weight: torch.zeros_like(weight)}), attrs)
         return _find_foreign_element([alone], [bias], "the bias, although the weight is 0")
     return None
 
@@ -99,7 +96,7 @@ def _check_doubling(
     larger: dict[int | None, Any] = {i: o.clone() for i in positions if isinstance(o := operands[i], torch.Tensor)}
     for operand in larger.values():
         operand[..., 0].mul_(2)
-    whole, more = (_call_operator(op, given, attrs)[0] for given in (operands, _replace_operands(operands, larger)))
+    whole, more = (call_eagerly(op, given, attrs)[0] for given in (operands, _replace_operands(operands, larger)))
     if not whole.ndim or whole.shape[-1] != first.shape[-1]:
         return f"the last dim of the first operand, {[*first.shape]}, is not that of its result, {[*whole.shape]}"
     wanted = whole.clone()
@@ -114,13 +111,6 @@ def _may_round_differently(result: torch.Tensor) -> torch.Tensor:
     """Return a mask of elements that may not double exactly: infinite, or below the normal range of their dtype."""
     tiny = torch.finfo(result.dtype).tiny if result.is_floating_point() else 0
     return ~result.isfinite() | (result.abs() < tiny)
-
-
-def _double_first_channel(weight: torch.Tensor, trait: QuantizationTrait) -> torch.Tensor:
-    """Return a weight with its first output channel doubled, which does not change its rounding."""
-    found = weight.clone()
-    found.select(trait.axis or 0, 0).mul_(2)
-    return found
 
 
 def _replace_operands(operands: Sequence[Any], changed: Mapping[int | None, Any]) -> list[Any]:

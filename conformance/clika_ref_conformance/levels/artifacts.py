@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +17,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
-from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import compute_graph_seed, draw_graph_cases
 from clika_ref_conformance.drawing.symbolic.calls import make_static_case
 from clika_ref_conformance.drawing.symbolic.size_dependence import draw_replayable_call
 from clika_ref_conformance.execution.case_checks import (
@@ -87,12 +85,7 @@ def _transfer_call(name: str, bench: ArtifactChecks) -> Outcome:
 def draw_graph_share(suite: Suite) -> list[GraphCase]:
     """Return random graphs, as many as the profile's share."""
     count = math.ceil(suite.profile.graphs * suite.profile.share_of_artifacts)
-    seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
-    drawn = collect(
-        make_graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.unsupported_reason),
-        count,
-        seed,
-    )
+    drawn = draw_graph_cases(suite, count, compute_graph_seed(LEVEL, suite))
     return [GraphCase(f"graph-{i:03}", case.graph, case.runs[:1], case.facts) for i, case in enumerate(drawn)]
 
 

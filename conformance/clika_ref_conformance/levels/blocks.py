@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,13 +12,12 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.compiled.lowering import lower
 from clika_ref.core.ir import Graph
-from clika_ref.export.interface import name_interface
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref_conformance.blocks import sequences, vision
 from clika_ref_conformance.blocks.block import BlockSpec
 from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
+from clika_ref_conformance.eager_calls import call_eagerly
 from clika_ref_conformance.execution.case_checks import find_unsupported, select_representative
 from clika_ref_conformance.execution.case_reduction import CaseBatch
 from clika_ref_conformance.judging.judge import CaseReference
@@ -48,7 +46,10 @@ def tasks(suite: Suite) -> list[Task]:  # noqa: ARG001 - interface of a level
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a block: its graph against the module, the target, and the chosen classes."""
     block_checks = BlockChecks(BLOCK_BY_NAME[task.subject], suite, dynamic=task.dynamic)
-    found = [Check("captured", block_checks.check_capture), Check("exported", block_checks.check_export)]
+    found = [
+        Check("captured", block_checks.check_capture),
+        Check("exported", lambda: CaseBatch(suite).judge(block_checks.case)),
+    ]
     if BLOCK_BY_NAME[task.subject].chooses:
         found.append(Check("top-1", block_checks.check_top1))
     return found
@@ -98,34 +99,20 @@ class BlockChecks:
         name, worst = select_representative(every)
         return Outcome("captured", worst, name, self.case)
 
-    def check_export(self) -> Outcome:
-        """Compare the target with the graph, and reduce a failure to the failing nodes."""
-        return replace(CaseBatch(self.suite).judge(self.case), name="exported")
-
     def check_top1(self) -> Outcome:
         """Count the choices where target and eager agree, without choices that rounding decides."""
-        lowered = self._lower_graph()
+        lowered = self.suite.lower_graph(self.case)
         rejection = find_unsupported(lowered, self.suite)
         if rejection is not None:
             return Outcome("top-1", rejection)
         inputs = [self._draw_inputs(CAPTURE_BATCH, seed) for seed in range(100, 100 + TOP1_SAMPLES)]
-        actual = [result[0] for result in self._run_target(lowered, inputs)]
-        double = copy.deepcopy(self.module).double()
-        with torch.no_grad():
-            eager = [_run_module(self.module, i)[0] for i in inputs]
-            exact = [_run_module(double, [*map(_to_float64, i)])[0] for i in inputs]
-        return Outcome("top-1", compare_top1(torch.cat(eager), torch.cat(exact), torch.cat(actual)))
-
-    def _lower_graph(self) -> Graph:
-        graph = self.graph.clone()
-        lower(graph, self.suite.registry, self.suite.target)
-        name_interface(graph, self.suite.registry.operators, (), ())
-        return graph
-
-    def _run_target(self, graph: Graph, inputs: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         with TemporaryDirectory(dir=self.suite.folder) as folder:
-            runner = self.suite.target.load(self.suite.target.compile(graph, Path(folder) / "model.onnx"))
-            return [runner(i) for i in inputs]
+            runner = self.suite.target.load(self.suite.target.compile(lowered, Path(folder) / "model.onnx"))
+            actual = [runner(i)[0] for i in inputs]
+        double = copy.deepcopy(self.module).double()
+        eager = [_run_module(self.module, i)[0] for i in inputs]
+        exact = [_run_module(double, [*map(_to_float64, i)])[0] for i in inputs]
+        return Outcome("top-1", compare_top1(torch.cat(eager), torch.cat(exact), torch.cat(actual)))
 
     def _draw_inputs(self, batch: int, seed: int) -> tuple[torch.Tensor, ...]:
         return self.block.inputs(batch, torch.Generator().manual_seed(seed))
@@ -149,6 +136,4 @@ def _to_float64(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    with torch.no_grad():
-        result = module(*(t.clone() for t in inputs))
-    return [result] if isinstance(result, torch.Tensor) else list(result)
+    return call_eagerly(module, [t.clone() for t in inputs], {})

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import CodeType, FrameType
@@ -33,6 +33,7 @@ from clika_ref_conformance.drawing.sampling import (
     collect_judged_calls,
     draw_call_of_any_dtype,
 )
+from clika_ref_conformance.eager_calls import call_eagerly
 from clika_ref_conformance.execution.case_checks import has_same_bits, is_valid_reason
 from clika_ref_conformance.judged_dtypes import is_judged
 from clika_ref_conformance.judging.trait_claims import claim_of, find_broken_claim, has_claims
@@ -126,7 +127,12 @@ class ContractChecks:
             return f"{self.op.name} has no samples, so it cannot be tested. Declare some with @{self.op.name}.samples."
         self._check_determinism()  # also checks that samples can be drawn
         names = [name for name in self.op.attributes if name not in UNTESTED_ATTRIBUTES]
-        once = [name for name in names if len(self.find_values(name)) < 2 and not self._has_unjudged_variation(name)]
+        once = [
+            name
+            for name in names
+            if len({(type(c.attrs[name]), repr(c.attrs[name])) for c in self.calls}) < 2
+            and not self._has_unjudged_variation(name)
+        ]
         fixed = [
             (p, [call.operands[i] for call in self.calls]) for i, p in enumerate(self.op.operands) if not p.variadic
         ]
@@ -158,7 +164,8 @@ class ContractChecks:
 
         The operator level checks the same for each of its calls.
         """
-        nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in self._graphs() for n in graph.nodes}
+        graphs = [graph for graph in map(self._graph, self.calls) if graph is not None]
+        nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in graphs for n in graph.nodes}
         if not nodes:
             raise _NothingToCheckError(f"no call of {self.op.name} can be built as a graph")
         for node in nodes.values():
@@ -178,7 +185,11 @@ class ContractChecks:
         for name, pairs in self.pairs.items():
             for call, other in pairs:
                 first, second = self._graph(call), self._graph(other)
-                if first is None or second is None or not _has_same_types(first, second):
+                if (
+                    first is None
+                    or second is None
+                    or [v.type for v in first.outputs] != [v.type for v in second.outputs]
+                ):
                     continue
                 read = [find_read_attributes(self.op, graph) for graph in (first, second)]
                 if any(r is not None and name not in r for r in read):
@@ -277,20 +288,10 @@ class ContractChecks:
             raise _NothingToCheckError(f"{self.op.name} has no samples")
         return driver(self.op, *settings)
 
-    def find_values(self, name: str) -> list[Any]:
-        """Return the values that calls draw for an attribute; equal values of different types are distinct."""
-        return list({(type(v), repr(v)): v for v in (call.attrs[name] for call in self.calls)}.values())
-
     def _has_unjudged_variation(self, name: str) -> bool:
         """Return whether an attribute has several values if dtypes that are not judged are drawn, too."""
         draws = (random_draw(Random(seed)) for seed in self._names)  # noqa: S311 - test data, not cryptography
         return len({repr(draw_call_of_any_dtype(self.op, draw, Descriptions()).attrs[name]) for draw in draws}) > 1
-
-    def _graphs(self) -> Iterator[Graph]:
-        for call in self.calls:
-            graph = self._graph(call)
-            if graph is not None:
-                yield graph
 
     def _graph(self, call: Call) -> Graph | None:
         try:
@@ -302,11 +303,10 @@ class ContractChecks:
         """Return eager's results, from one random seed; None if it rejects the call or a result is not judged."""
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` would format a stack for each other device
         try:
-            with torch.no_grad():
-                result = self.op(*fill_operands(call, make_typical_run(call.operands, 0).inputs), **call.attrs)
+            operands = fill_operands(call, make_typical_run(call.operands, 0).inputs)
+            results = call_eagerly(self.op, operands, call.attrs)
         except Exception:  # noqa: BLE001 - any error means that eager rejects the call
             return None
-        results = [result] if isinstance(result, torch.Tensor) else list(result)
         alien = next((r.dtype for r in results if not is_judged(r.dtype)), None)
         self._unjudged = self._unjudged or alien
         return None if alien else results
@@ -328,10 +328,6 @@ def _is_same_call(call: Call, other: Call) -> bool:
     made = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
     rest = [[o for o in c.operands if not isinstance(o, torch.Tensor)] for c in (call, other)]
     return repr((rest[0], call.attrs)) == repr((rest[1], other.attrs)) and all(has_same_bits(a, b) for a, b in made)
-
-
-def _has_same_types(a: Graph, b: Graph) -> bool:
-    return [v.type for v in a.outputs] == [v.type for v in b.outputs]
 
 
 def _has_same_results(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,8 +18,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Choice, TensorDescription, TensorSample
 from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
-from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import compute_graph_seed, draw_graph_cases
 from clika_ref_conformance.drawing.reducing.dims import fix_symbols
 from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, UnjudgedDtypeError, collect_judged_calls
 from clika_ref_conformance.drawing.symbolic.calls import (
@@ -98,11 +96,7 @@ def _call_factor(op: Operator, seed: int) -> int:
 
 
 def _make_graph_checks(suite: Suite) -> list[Check]:
-    seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
-    drawn_graphs = make_graph_case_strategy(
-        select_graph_operators(suite.registry.operators), suite.target.unsupported_reason
-    )
-    found = collect(drawn_graphs, suite.profile.shape_profiles, seed)
+    found = draw_graph_cases(suite, suite.profile.shape_profiles, compute_graph_seed(LEVEL, suite))
     batch = CaseBatch(suite)
     named_cases = [(f"graph-{i:03}", case) for i, case in enumerate(found)]
     return [Check(name, partial(_check_graph, name, case, batch)) for name, case in named_cases]
@@ -129,13 +123,13 @@ def _check_call(pool: CallPool, index: int, name: str, batch: CaseBatch) -> Outc
     found = pool.call(index)
     if isinstance(found, str):
         return Outcome(name, make_not_run(Reason.NO_SIZES, found))
-    outcome = run_case(make_symbolic_case(found, _order_runs(found, _empty_runs(found)), name), batch.suite)
+    outcome = run_case(make_symbolic_case(found, _list_runs(found), name), batch.suite)
     if not outcome.verdict.is_failure:
         return replace(outcome, name=name)
     found = drop_rejected_symbols(found, batch.suite)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
-    case = make_symbolic_case(found, _order_runs(found, _empty_runs(found)), name)
+    case = make_symbolic_case(found, _list_runs(found), name)
     return replace(_compare_with_static(batch.judge(case), batch.suite), name=name)
 
 
@@ -169,13 +163,12 @@ def _compile_error(graph: Graph, suite: Suite) -> str | None:
     return None
 
 
-def _empty_runs(found: SymbolicCall) -> list[CaseRun]:
-    """Return inputs without elements, for operators that survive them."""
-    return [] if found.replayable.op.name in CRASHING_OPERATORS else found.empty()
+def _list_runs(found: SymbolicCall) -> list[CaseRun]:
+    """Return all inputs, with inputs without elements for operators that survive them.
 
-
-def _order_runs(found: SymbolicCall, empty: Sequence[CaseRun]) -> list[CaseRun]:
-    """Return all inputs. Inputs without elements are followed by a larger one, to detect a reused buffer."""
+    Inputs without elements are followed by a larger one, to detect a reused buffer.
+    """
+    empty = [] if found.replayable.op.name in CRASHING_OPERATORS else found.empty()
     return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, last")] if empty else [])]
 
 
@@ -219,7 +212,9 @@ class CallPool:
 
         def rank(drawing: ReplayableCall) -> tuple[float, int]:
             own = pairs[id(drawing)]
-            return len(own - seen) / max(len(own), 1), _count_dims(drawing)
+            return len(own - seen) / max(len(own), 1), sum(
+                len(o.shape) for o in drawing.call.operands if isinstance(o, TensorSample | torch.Tensor)
+            )
 
         while left and len(chosen) < self.count:
             best = max(left, key=rank)
@@ -249,11 +244,6 @@ class CallPool:
         if id(drawing) not in self.symbolic:
             self.symbolic[id(drawing)] = make_symbolic_call(drawing)
         return self.symbolic[id(drawing)]
-
-
-def _count_dims(drawing: ReplayableCall) -> int:
-    """Return the total number of dims of a call's operands."""
-    return sum(len(o.shape) for o in drawing.call.operands if isinstance(o, TensorSample | torch.Tensor))
 
 
 def _classify_decisions(drawing: ReplayableCall) -> list[tuple[int, object]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 from clika_ref_conformance.cases import Check, Task
-from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import compute_graph_seed, draw_graph_cases
 from clika_ref_conformance.drawing.graphs.variants import VARIANTS, make_variant
 from clika_ref_conformance.execution.case_reduction import CaseBatch
 from clika_ref_conformance.suite import Suite
@@ -29,14 +27,11 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a batch: each graph with the passes, every second unchanged, every fourth in a variant."""
     index = int(task.subject.rpartition("-")[2])
     count = min(GRAPHS_PER_TASK, suite.profile.graphs - index * GRAPHS_PER_TASK)
-    operators = select_graph_operators(suite.registry.operators)
-    seed = zlib.crc32(f"{task}/{suite.profile.seed}".encode()) % 2**24
+    seed = compute_graph_seed(str(task), suite)
     batch = CaseBatch(suite)
     kinds = list(VARIANTS)
     found: list[Check] = []
-    for i, drawn in enumerate(
-        collect(make_graph_case_strategy(operators, suite.target.unsupported_reason), count, seed)
-    ):
+    for i, drawn in enumerate(draw_graph_cases(suite, count, seed)):
         case = replace(drawn, name=f"graph-{i:02}")
         found.append(batch.check(replace(case, name=f"{case.name}, passes", passes=True)))
         if i % 2 == 0:

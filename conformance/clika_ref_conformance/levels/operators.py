@@ -29,6 +29,7 @@ from clika_ref_conformance.drawing.calls.vectors import (
 )
 from clika_ref_conformance.drawing.generation import collect_without_mutations, shrink
 from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, SampleError
+from clika_ref_conformance.eager_calls import call_eagerly
 from clika_ref_conformance.execution.case_checks import has_same_bits, run_case
 from clika_ref_conformance.execution.case_packs import CasePack
 from clika_ref_conformance.execution.case_reduction import CaseBatch
@@ -80,12 +81,15 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         Check(name, functools.partial(column.check_cover_row, name, index))
         for index, name in enumerate(column.cover_names)
     ]
-    found = [alone, *([Check(COVER_PACK_CHECK, column.check_cover_pack), *together] if together else [])]
+    found = [alone]
+    if together:
+        found += [Check(COVER_PACK_CHECK, lambda: column.cover_pack.run()), *together]  # noqa: PLW0108 - made if it runs
     largest = max(rows, key=lambda row: max((o.rank for o in _tensor_samples(row.call)), default=0))
     if _tensor_samples(largest.call):
         found.append(Check("layouts", functools.partial(column.check_layouts, "layouts", largest)))
     drawn = [f"drawn-{i:02}" for i in range(column.count)]
-    found += [Check(DRAWN_PACK_CHECK, column.check_pack)] if drawn or column.literals or column.empty else []
+    if drawn or column.literals or column.empty:
+        found.append(Check(DRAWN_PACK_CHECK, lambda: column.drawn_pack.run()))  # noqa: PLW0108 - made if it runs
     for name, row in (*column.literals.items(), *column.empty):
         found.append(Check(name, functools.partial(column.check_typical, name, row)))
     found += [Check(name, functools.partial(column.check_drawn, name, i)) for i, name in enumerate(drawn)]
@@ -142,15 +146,12 @@ class OperatorChecks:
 
     def check_cover_row(self, name: str, index: int) -> Outcome:
         """Run one row of the cover on its vectors."""
-        found = self._cover_pack.found.get(self._case_name(name)) if index else None
+        found = self.cover_pack.found.get(self._case_name(name)) if index else None
         return found or self._run_and_reduce(name, self.rows[index], self._make_vectors(name, index))
 
-    def check_cover_pack(self) -> Outcome:
-        """Run all rows but the first as one graph, as compiling is the slowest part of a call."""
-        return self._cover_pack.run()
-
     @functools.cached_property
-    def _cover_pack(self) -> CasePack:
+    def cover_pack(self) -> CasePack:
+        """All rows but the first as one graph, as compiling is the slowest part of a call."""
         later = [*enumerate(self.cover_names)][1:]
         return self._make_pack(
             COVER_PACK_CHECK, [self._make_case(name, self.rows[i], self._make_vectors(name, i)) for i, name in later]
@@ -184,7 +185,7 @@ class OperatorChecks:
 
     def check_typical(self, name: str, row: DrawnCall) -> Outcome:
         """Run a call on typical elements, and on elements around its numbers."""
-        return self._pack.found.get(self._case_name(name)) or self._run_and_reduce(
+        return self.drawn_pack.found.get(self._case_name(name)) or self._run_and_reduce(
             name, row, self._make_typical_runs(name, row)
         )
 
@@ -196,7 +197,7 @@ class OperatorChecks:
         if index >= len(self._drawn_calls):
             text = f"there are only {len(self._drawn_calls)} different calls"
             return Outcome(name, make_not_run(Reason.FEW_CALLS, text))
-        return self._pack.found.get(self._case_name(name)) or self._run_and_reduce(name, self._drawn_calls[index])
+        return self.drawn_pack.found.get(self._case_name(name)) or self._run_and_reduce(name, self._drawn_calls[index])
 
     def check_moments(self) -> Outcome:
         """Compare the distribution of random results with eager's."""
@@ -207,12 +208,9 @@ class OperatorChecks:
         ]
         return check_distributions(MOMENTS_CHECK, [case for case in made if isinstance(case, GraphCase)], self.suite)
 
-    def check_pack(self) -> Outcome:
-        """Run all literals, empty and drawn calls as one graph."""
-        return self._pack.run()
-
     @functools.cached_property
-    def _pack(self) -> CasePack:
+    def drawn_pack(self) -> CasePack:
+        """All literals, empty and drawn calls as one graph."""
         typical = (*self.literals.items(), *self.empty)
         made = [self._make_case(name, row, self._make_typical_runs(name, row)) for name, row in typical]
         made += [self._make_case(f"drawn-{i:02}", row) for i, row in enumerate(self._drawn_calls)]
@@ -259,12 +257,10 @@ class OperatorChecks:
 
     def _call_eager(self, call: Call, run: CaseRun) -> Sequence[torch.Tensor] | str:
         try:
-            with torch.no_grad():
-                results = self.op(*fill_operands(call, run.inputs), **call.attrs)
+            results = call_eagerly(self.op, fill_operands(call, run.inputs), call.attrs)
         except Exception as error:  # noqa: BLE001 - any error means that eager rejects the call
             return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
-        found = [results] if isinstance(results, torch.Tensor) else list(results)
-        return found or "it returns no tensor"
+        return results or "it returns no tensor"
 
     def _run_and_reduce(self, name: str, row: DrawnCall, runs: Sequence[CaseRun] | None = None) -> Outcome:
         """Run a call, and reduce the first failure."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from random import Random
 
@@ -20,7 +19,7 @@ from clika_ref_conformance.drawing.motifs.pass_operators import find_operator_gr
 from clika_ref_conformance.drawing.motifs.varying import redraw_call, substitute_random_operators
 from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 from clika_ref_conformance.judged_dtypes import check_judged_dtypes
-from clika_ref_conformance.judging.pass_rules import PassFinding, check_pass, check_passes, find_copies
+from clika_ref_conformance.judging.pass_rules import PassFinding, check_passes, find_copies
 from clika_ref_conformance.levels.hash_seeds import digest_in_other_process, digest_text, run_on_random_graphs
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -55,12 +54,6 @@ SURROUNDING_CHANGES: dict[str, near_misses.NearMissMaker] = {
 }
 """Changes around a motif, mostly independent of its calls: for drawn motifs only."""
 
-LISTED_CALL_CHECK = "listed call redrawn"
-"""Call changes for each operator in a long table: errors of one operator show only with some attributes."""
-
-LISTED_ATTRIBUTE_CHECK = "listed attribute changed"
-"""Call changes to one attribute of such operators: a longer or shorter tuple, a number that is 0 or negative."""
-
 GRAPHS_PER_DRAW = 75
 """The profile's random graphs per pass, divided by this, are the draws of each call: 2 in ``quick``."""
 
@@ -85,56 +78,39 @@ HASH_SEEDS_SUBJECT = "hash seeds"
 """Task that runs all installed passes in a second process with another iteration order of sets."""
 
 
-def list_passes(suite: Suite) -> dict[str, Pass]:
-    """Return the registered passes and those that the target adds, by name."""
-    return {**suite.registry.passes, **{p.name: p for p in suite.target.passes()}}
-
-
 def tasks(suite: Suite) -> list[Task]:
     """Return one task for each pass, and one for the order of sets."""
-    return [*(Task(LEVEL, name) for name in sorted(list_passes(suite))), Task(LEVEL, HASH_SEEDS_SUBJECT)]
+    return [*(Task(LEVEL, name) for name in sorted(suite.passes)), Task(LEVEL, HASH_SEEDS_SUBJECT)]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a pass; motifs are searched when the first of them runs."""
     if task.subject == HASH_SEEDS_SUBJECT:
-        return [Check(HASH_SEEDS_SUBJECT, _add_timing(HASH_SEEDS_SUBJECT, lambda: check_hash_seeds(suite)))]
-    pass_checks = PassChecks(list_passes(suite)[task.subject], suite)
-    named: list[tuple[str, Callable[[], Outcome]]] = [
-        ("fires", pass_checks.check_fires),
-        ("motifs", pass_checks.check_motifs),
-    ]
-    named += [
-        (name, pass_checks.make_near_miss_check(makes, pass_checks.motifs_for_near_misses))
-        for name, makes in CALL_CHANGES.items()
-    ]
-    named += [
-        (
-            LISTED_CALL_CHECK,
-            pass_checks.make_near_miss_check(pass_checks.redraw_listed_calls, lambda: pass_checks.motifs.listed),
+        return [Check(HASH_SEEDS_SUBJECT, partial(check_hash_seeds, suite))]
+    one = PassChecks(suite.passes[task.subject], suite)
+    redraw = partial(redraw_call, draws=suite.profile.pass_graphs // GRAPHS_PER_DRAW)
+    listed_changes: dict[str, near_misses.NearMissMaker] = {
+        "listed call redrawn": redraw,  # errors of one operator of a long table show only with some attributes
+        "listed attribute changed": near_misses.change_attribute_sort,
+    }
+    near_miss_checks = {
+        name: one.make_near_miss_check(change, motifs)
+        for changes, motifs in (
+            (CALL_CHANGES, lambda: [*one.motifs.cases, *one.motifs.varied]),
+            (listed_changes, lambda: one.motifs.listed),
+            (SURROUNDING_CHANGES, lambda: one.motifs.cases),
         )
-    ]
-    named += [
-        (
-            LISTED_ATTRIBUTE_CHECK,
-            pass_checks.make_near_miss_check(near_misses.change_attribute_sort, lambda: pass_checks.motifs.listed),
-        )
-    ]
-    named += [
-        (name, pass_checks.make_near_miss_check(makes, lambda: pass_checks.motifs.cases))
-        for name, makes in SURROUNDING_CHANGES.items()
-    ]
-    named += [("random graphs", pass_checks.check_random_graphs), ("pipeline order", pass_checks.check_pipeline_order)]
-    named += [("random order", pass_checks.check_random_order)]
-    return [Check(name, _add_timing(name, run)) for name, run in named]
-
-
-def _add_timing(name: str, run: Callable[[], Outcome]) -> Callable[[], Outcome]:
-    def run_timed() -> Outcome:
-        start = time.perf_counter()
-        return replace(run(), name=name, seconds=time.perf_counter() - start)
-
-    return run_timed
+        for name, change in changes.items()
+    }
+    named: dict[str, Callable[[], Outcome]] = {
+        "fires": one.check_fires,
+        "motifs": lambda: one.check([*one.motifs.cases, *one.motifs.varied, *one.motifs.listed]),
+        **near_miss_checks,
+        "random graphs": lambda: one.check(one.draw_hosts("random", suite.profile.pass_graphs)),
+        "pipeline order": one.check_pipeline_order,
+        "random order": one.check_random_order,
+    }
+    return [Check(name, run) for name, run in named.items()]
 
 
 def check_hash_seeds(suite: Suite) -> Outcome:
@@ -195,18 +171,6 @@ class PassChecks:
         )
         return Outcome("", Comparison(Verdict.CONTRACT, message))
 
-    def check_motifs(self) -> Outcome:
-        """Check the pass on its motifs."""
-        return self._check([*self.motifs.cases, *self.motifs.varied, *self.motifs.listed])
-
-    def motifs_for_near_misses(self) -> Sequence[GraphCase]:
-        """Return the motifs for near misses of calls."""
-        return [*self.motifs.cases, *self.motifs.varied]
-
-    def redraw_listed_calls(self, case: GraphCase, operators: near_misses.Operators) -> Iterator[GraphCase | None]:
-        """Redraw each call of a motif, as often as the profile allows."""
-        return redraw_call(case, operators, draws=self.suite.profile.pass_graphs // GRAPHS_PER_DRAW)
-
     def make_near_miss_check(
         self, makes: near_misses.NearMissMaker, motifs: Callable[[], Sequence[GraphCase]]
     ) -> Callable[[], Outcome]:
@@ -224,20 +188,16 @@ class PassChecks:
         def run() -> Outcome:
             known = motifs()
             limit = None if self.p.error.kind == "exact" else max(graphs // 2, MIN_NEAR_MISSES_PER_MOTIF * len(known))
-            return self._check(islice(_interleave(map(of_motif, known)), limit))
+            return self.check(islice(_interleave(map(of_motif, known)), limit))
 
         return run
-
-    def check_random_graphs(self) -> Outcome:
-        """Check the pass on random graphs with its motifs."""
-        return self._check(self._draw_hosts("random", self.suite.profile.pass_graphs))
 
     def check_pipeline_order(self) -> Outcome:
         """Check every pass in pipeline order, twice, on random graphs with the motifs of this one.
 
         The passes must reach a fixed point, and leave no copy of a weight that several nodes share.
         """
-        passes = sort_passes(list(list_passes(self.suite).values()))
+        passes = sort_passes(list(self.suite.passes.values()))
 
         def check(case: GraphCase) -> PassFinding:
             found = check_passes([*passes, *passes], self._operators, case)
@@ -251,19 +211,20 @@ class PassChecks:
             copied = next(find_copies(case.graph, graph, may_replace=True), "")
             return PassFinding(Comparison(Verdict.CONTRACT, f"{copied}\n{graph}")) if copied else found
 
-        return self._check(self._draw_hosts("pipeline", self.suite.profile.pass_graphs // 10), check)
+        return self.check(self.draw_hosts("pipeline", self.suite.profile.pass_graphs // 10), check)
 
     def check_random_order(self) -> Outcome:
         """Check every pass in random orders on random graphs with the motifs of this one."""
         random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
-        passes = [p for _, p in sorted(list_passes(self.suite).items())]
+        passes = [p for _, p in sorted(self.suite.passes.items())]
 
         def check(case: GraphCase) -> PassFinding:
             return check_passes(random.sample(passes, len(passes)), self._operators, case)
 
-        return self._check(self._draw_hosts("order", self.suite.profile.pass_graphs // 10), check)
+        return self.check(self.draw_hosts("order", self.suite.profile.pass_graphs // 10), check)
 
-    def _draw_hosts(self, purpose: str, count: int) -> Iterator[GraphCase]:
+    def draw_hosts(self, purpose: str, count: int) -> Iterator[GraphCase]:
+        """Yield random graphs with the motifs of the pass."""
         random = Random(f"{self.p.name}-{purpose}-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
         groups = find_operator_groups(self.p, self._operators)
         for number in range(count if self.motifs.cases else 0):
@@ -272,9 +233,9 @@ class PassChecks:
             if case is not None:
                 yield case
 
-    def _check(self, cases: Iterable[GraphCase], check: Callable[[GraphCase], PassFinding] | None = None) -> Outcome:
+    def check(self, cases: Iterable[GraphCase], check: Callable[[GraphCase], PassFinding] | None = None) -> Outcome:
         """Check the pass on cases until one fails, and reduce that one as far as possible."""
-        judge = check or self._check_alone
+        judge = check or partial(check_passes, [self.p], self._operators)
         count = fired = 0
         worst, run = Comparison(Verdict.PASS), ""
         left_out: Comparison | None = None
@@ -292,9 +253,6 @@ class PassChecks:
         if left_out is not None and not count:
             return Outcome("", left_out)
         return Outcome("", replace(worst, message=f"fired on {fired} of {count} graphs"), run)
-
-    def _check_alone(self, case: GraphCase) -> PassFinding:
-        return check_pass(self.p, self._operators, case)
 
     def _reduce_failure(
         self, case: GraphCase, found: PassFinding, judge: Callable[[GraphCase], PassFinding]

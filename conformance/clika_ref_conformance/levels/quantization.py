@@ -18,7 +18,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.int4 import pack_int4, unpack_int4
 from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
-from clika_ref_conformance.drawing.quantized.layers import QUANTIZED_LAYERS, QuantizedLayer, make_layer_case
+from clika_ref_conformance.drawing.quantized.layers import QUANTIZED_LAYERS, make_layer_case
 from clika_ref_conformance.drawing.quantized.ranges import (
     ELEMENTS_SHAPE,
     QuantizationGrid,
@@ -27,7 +27,6 @@ from clika_ref_conformance.drawing.quantized.ranges import (
 )
 from clika_ref_conformance.drawing.quantized.stored_weights import (
     STORED_WEIGHTS,
-    StoredWeightLayer,
     make_stored_weight_case,
 )
 from clika_ref_conformance.execution.case_checks import run_case
@@ -68,14 +67,14 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
             for name, n in every
         ]
     if task.subject == "layers":
-        return [
-            Check(layer.name, partial(_check_layer, layer, suite))
-            for layer in QUANTIZED_LAYERS
-            if layer.is_known(suite.registry)
-        ]
+        scheme = suite.target.scheme
+        make = partial(make_layer_case, bits=scheme.weights.bits if scheme else 8)
+        layers = [layer for layer in QUANTIZED_LAYERS if layer.is_known(suite.registry)]
+        return [Check(layer.name, partial(_check_integers, partial(make, layer), suite)) for layer in layers]
     if task.subject == "stored weights":
         known = [weight for weight in STORED_WEIGHTS if weight.is_known(suite.registry)]
-        return [Check(weight.name, partial(_check_stored_weight, weight, suite)) for weight in known]
+        make = make_stored_weight_case
+        return [Check(weight.name, partial(_check_integers, partial(make, weight), suite)) for weight in known]
     found = draw_quantization_grids(max(MIN_RANGES, suite.profile.drawn), seed)
     return [Check(f"range-{i:03}", partial(_check_range, f"range-{i:03}", grid, suite)) for i, grid in enumerate(found)]
 
@@ -147,15 +146,8 @@ def _verify_range(grid: QuantizationGrid, run: CaseRun, outputs: Sequence[torch.
     return grid.find_error(x, codes, values)
 
 
-def _check_layer(layer: QuantizedLayer, suite: Suite) -> Outcome:
-    scheme = suite.target.scheme
-    bits = scheme.weights.bits if scheme else 8
-    case, expected = make_layer_case(layer, suite.registry, suite.profile.seed, bits)
-    return verify_case(case, suite, partial(_verify_integers, case.name, expected))
-
-
-def _check_stored_weight(weight: StoredWeightLayer, suite: Suite) -> Outcome:
-    case, expected = make_stored_weight_case(weight, suite.registry, suite.profile.seed)
+def _check_integers(make: Callable[..., tuple[GraphCase, Mapping[str, np.ndarray]]], suite: Suite) -> Outcome:
+    case, expected = make(suite.registry, suite.profile.seed)
     return verify_case(case, suite, partial(_verify_integers, case.name, expected))
 
 

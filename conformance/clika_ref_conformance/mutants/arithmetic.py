@@ -7,7 +7,7 @@ import math
 import torch
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("arithmetic")
@@ -142,22 +142,17 @@ def _(original, op, x):
     return op.Sign(x) if op.dtype(x).is_floating_point else original(op, x)
 
 
-@FAULTS.lowering("round", "ties are rounded away from zero")
-def _(original, op, x, *, decimals):
-    def write(op, x):
-        return op.Mul(op.Sign(x), op.Floor(op.Add(op.Abs(x), op.like(x, 0.5))))
-
-    return original(PatchedOp(op, Round=write), x, decimals=decimals)
-
-
-@FAULTS.lowering("gelu", "approximate is ignored")
-def _(original, op, x, *, approximate):
-    return original(op, x, approximate="none")
+FAULTS.node_functions(
+    "round",
+    "ties are rounded away from zero",
+    Round=lambda op, x: op.Mul(op.Sign(x), op.Floor(op.Add(op.Abs(x), op.like(x, 0.5)))),
+)
 
 
-@FAULTS.lowering("softplus", "beta is ignored")
-def _(original, op, x, *, beta, threshold):
-    return original(op, x, beta=1.0, threshold=threshold)
+FAULTS.attribute_values("gelu", "approximate is ignored", approximate="none")
+
+
+FAULTS.attribute_values("softplus", "beta is ignored", beta=1.0)
 
 
 @FAULTS.lowering("softplus", "large elements overflow, as without a threshold")
@@ -166,24 +161,18 @@ def _(original, op, x, *, beta, threshold):
     return op.Div(op.Log(op.Add(op.Exp(scaled), op.like(x, 1))), op.like(x, beta))
 
 
-@FAULTS.lowering("elu", "input_scale is ignored")
-def _(original, op, x, *, input_scale, **attrs):
-    return original(op, x, input_scale=1.0, **attrs)
+FAULTS.attribute_values("elu", "input_scale is ignored", input_scale=1.0)
 
 
-@FAULTS.lowering("hardsigmoid", "the slope is 0.2, as in ONNX and Keras")
-def _(original, op, x):
-    return original(override_attributes(op, "HardSigmoid", alpha=0.2), x)
+FAULTS.node_attributes("hardsigmoid", "the slope is 0.2, as in ONNX and Keras", "HardSigmoid", alpha=0.2)
 
 
-@FAULTS.lowering("threshold", "an element equal to the threshold is kept")
-def _(original, op, x, **attrs):
-    return original(PatchedOp(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
+FAULTS.node_functions(
+    "threshold", "an element equal to the threshold is kept", LessOrEqual=lambda op, a, b: op.Less(a, b)
+)
 
 
-@FAULTS.lowering("hardshrink", "an element equal to the bound is kept")
-def _(original, op, x, **attrs):
-    return original(PatchedOp(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
+FAULTS.node_functions("hardshrink", "an element equal to the bound is kept", LessOrEqual=lambda op, a, b: op.Less(a, b))
 
 
 @FAULTS.lowering("log1p", "log(1 + x) cancels for a small x")
@@ -209,14 +198,10 @@ def _(original, op, y, x):
     return op.Atan(op.Div(*op.promote(y, x)))
 
 
-@FAULTS.lowering("nan_to_num", "posinf is ignored")
-def _(original, op, x, *, posinf, **attrs):
-    return original(op, x, posinf=None, **attrs)
+FAULTS.attribute_values("nan_to_num", "posinf is ignored", posinf=None)
 
 
-@FAULTS.lowering("isclose", "equal_nan is ignored")
-def _(original, op, x, y, *, equal_nan, **attrs):
-    return original(op, x, y, equal_nan=False, **attrs)
+FAULTS.attribute_values("isclose", "equal_nan is ignored", equal_nan=False)
 
 
 @FAULTS.lowering("eq", "equality is a difference of zero, so infinities differ from themselves")
@@ -264,9 +249,7 @@ def _(original, op, x, **attrs):
     return op.Min(op.Max(mean, op.like(mean, -largest)), op.like(mean, largest)) if _is_float(op) else mean
 
 
-@FAULTS.lowering("ne", "a number that should be rounded to FP16 is not rounded")
-def _(original, op, x, y):
-    return original(PatchedOp(op, Max=lambda op, rounded: rounded), x, y)
+FAULTS.node_functions("ne", "a number that should be rounded to FP16 is not rounded", Max=lambda op, rounded: rounded)
 
 
 @FAULTS.lowering("tan", "the float64 tangent is a sine divided by a cosine that is inaccurate near its zeros")

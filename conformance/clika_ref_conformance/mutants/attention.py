@@ -9,16 +9,14 @@ import clika_ref_aten.attention
 import torch
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("attention")
 ATTENTION = "scaled_dot_product_attention"
 
 
-@FAULTS.lowering(ATTENTION, "a row without any key gives NaN")
-def _(original, op, *operands, **attrs):
-    return original(PatchedOp(op, Not=lambda op, dead: op.Or(dead, op.Not(dead))), *operands, **attrs)
+FAULTS.node_functions(ATTENTION, "a row without any key gives NaN", Not=lambda op, dead: op.Or(dead, op.Not(dead)))
 
 
 @FAULTS.lowering(ATTENTION, "a row without any key gives the mean of the values")
@@ -28,19 +26,15 @@ def _(original, op, x, key, value, mask=None, **attrs):
         return original(altered, x, key, value, mask, **attrs)
 
 
-@FAULTS.patch(ATTENTION, "the causal mask is aligned at the bottom right", levels=("operators",))
-def _(registry):
-    def faulty(op, rows, columns):
-        kept = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
-        return op.constant(kept, torch.bool)
-
-    with patch.object(clika_ref_aten.attention, "_causal_mask", faulty):
-        yield
+@FAULTS.function(
+    ATTENTION, "the causal mask is aligned at the bottom right", clika_ref_aten.attention, "_causal_mask", "operators"
+)
+def _(original, op, rows, columns):
+    kept = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+    return op.constant(kept, torch.bool)
 
 
-@FAULTS.lowering(ATTENTION, "scale is ignored")
-def _(original, op, *operands, scale, **attrs):
-    return original(op, *operands, scale=None, **attrs)
+FAULTS.attribute_values(ATTENTION, "scale is ignored", scale=None)
 
 
 @FAULTS.lowering(ATTENTION, "the default scale is computed from the width of the values")
@@ -75,9 +69,9 @@ def _(original, op, x, key, value, mask=None, *, enable_gqa, **attrs):
     return original(op, x, key, value, None if enable_gqa else mask, enable_gqa=enable_gqa, **attrs)
 
 
-@FAULTS.lowering("gru", "the reset gate is applied before the product, as ONNX does by default")
-def _(original, op, *operands, **attrs):
-    return original(override_attributes(op, "GRU", linear_before_reset=None), *operands, **attrs)
+FAULTS.node_attributes(
+    "gru", "the reset gate is applied before the product, as ONNX does by default", "GRU", linear_before_reset=None
+)
 
 
 @FAULTS.lowering("lstm", "the gates stay in the order of PyTorch")

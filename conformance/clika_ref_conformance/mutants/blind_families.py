@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from unittest.mock import patch
 
 import torch
 from clika_ref_aten.reduction import axes_operand, count_reduced
@@ -11,7 +10,7 @@ from clika_ref_aten.spatial import ceil_divide, expand_per_dim, pad_zeros
 from clika_ref_cleanup import fold_constants, remove_detach, remove_dropout
 
 from clika_ref.core.ir import Value
-from clika_ref.core.rewriter import Skip, rule
+from clika_ref.core.rewriter import Skip
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.mutants.patched_op import PatchedOp
@@ -54,9 +53,7 @@ def _(original, op, x, y):
 # Counting
 
 
-@FAULTS.lowering("bincount", "minlength is ignored")
-def _(original, op, x, weights, *, minlength):
-    return original(op, x, weights, minlength=0)
+FAULTS.attribute_values("bincount", "minlength is ignored", minlength=0)
 
 
 # Creation
@@ -108,16 +105,14 @@ def _(original, op, x, y, *, alpha):
 # Exponentials and gates
 
 
-@FAULTS.lowering("logit", "eps is only applied as a lower bound")
-def _(original, op, x, *, eps):
-    return original(
-        PatchedOp(op, Greater=lambda op, x, high: op.Xor(op.Greater(x, high), op.Greater(x, high))), x, eps=eps
-    )
+FAULTS.node_functions(
+    "logit",
+    "eps is only applied as a lower bound",
+    Greater=lambda op, x, high: op.Xor(op.Greater(x, high), op.Greater(x, high)),
+)
 
 
-@FAULTS.lowering("gelu", "approximate='tanh' is ignored")
-def _(original, op, x, *, approximate):
-    return original(op, x, approximate="none")
+FAULTS.attribute_values("gelu", "approximate='tanh' is ignored", approximate="none")
 
 
 # Fold and unfold
@@ -276,9 +271,7 @@ def _(original, op, x):
 # Strides
 
 
-@FAULTS.lowering("as_strided", "storage_offset is ignored")
-def _(original, op, x, *, storage_offset, **attrs):
-    return original(op, x, storage_offset=0, **attrs)
+FAULTS.attribute_values("as_strided", "storage_offset is ignored", storage_offset=0)
 
 
 # Hyperbolic functions
@@ -293,9 +286,9 @@ def _(original, op, x):
 # Losses
 
 
-@FAULTS.lowering("multilabel_margin_loss", "classes after the first -1 count, too")
-def _(original, op, x, target, **attrs):
-    return original(PatchedOp(op, CumSum=lambda op, ends, axis: ends), x, target, **attrs)
+FAULTS.node_functions(
+    "multilabel_margin_loss", "classes after the first -1 count, too", CumSum=lambda op, ends, axis: ends
+)
 
 
 # Convolutions
@@ -374,30 +367,23 @@ def _(original, x, weight, bias=None, *, output_padding, **attrs):
 # Passes
 
 
-@FAULTS.patch("remove-dropout", "a probability of 1 is treated as that of keeping elements", levels=("passes",))
-def _(registry):
-    original = remove_dropout.remove_dropout.rewrite
-
-    @rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-    def keep_all(node, build):
-        return node.inputs[0] if node.attrs["p"] == 1 else original(node, build)
-
-    with patch.object(remove_dropout, "remove_dropout", keep_all):
-        yield
+@FAULTS.rule(
+    "remove-dropout", "a probability of 1 is treated as that of keeping elements", remove_dropout, "remove_dropout"
+)
+def _(original, node, build):
+    return node.inputs[0] if node.attrs["p"] == 1 else original(node, build)
 
 
-@FAULTS.patch("fold-literals", "parameters are treated as literals, so training them has no effect", levels=("passes",))
-def _(registry):
-    with patch.object(fold_constants, "is_literal", lambda value: True):
-        yield
+FAULTS.substitute(
+    "fold-literals",
+    "parameters are treated as literals, so training them has no effect",
+    fold_constants,
+    "is_literal",
+    lambda value: True,
+)
 
 
-@FAULTS.patch("remove-detach", "writes through a detached tensor are lost", levels=("passes",))
-def _(registry):
-    @rule("overwritten")
-    def remove_overwritten(node, build):
-        old = node.inputs[1]
-        return old if isinstance(old, Value) and old.type == node.output.type else Skip("dtypes are converted, too")
-
-    with patch.object(remove_detach, "remove_overwritten", remove_overwritten):
-        yield
+@FAULTS.rule("remove-detach", "writes through a detached tensor are lost", remove_detach, "remove_overwritten")
+def _(original, node, build):
+    old = node.inputs[1]
+    return old if isinstance(old, Value) and old.type == node.output.type else Skip("dtypes are converted, too")

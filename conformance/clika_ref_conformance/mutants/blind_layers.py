@@ -15,9 +15,12 @@ FAULTS = Catalogue("blind-layers", blind=True)
 # Recurrent networks and attention
 
 
-@FAULTS.lowering("gru", "the reset gate is applied before the hidden state is multiplied, as ONNX does by default")
-def _(original, op, *operands, **attrs):
-    return original(override_attributes(op, "GRU", linear_before_reset=0), *operands, **attrs)
+FAULTS.node_attributes(
+    "gru",
+    "the reset gate is applied before the hidden state is multiplied, as ONNX does by default",
+    "GRU",
+    linear_before_reset=0,
+)
 
 
 @FAULTS.lowering("rnn_relu", "the backward direction keeps ONNX's default activation, tanh")
@@ -85,24 +88,26 @@ def _(original, op, x, scale, zero_point, *, dtype, axis, **few):
 # Normalization and losses
 
 
-@FAULTS.lowering("native_layer_norm", "the third result is the standard deviation instead of its reciprocal")
-def _(original, op, x, weight, bias, **attrs):
-    return original(PatchedOp(op, Reciprocal=lambda op, deviation: deviation), x, weight, bias, **attrs)
+FAULTS.node_functions(
+    "native_layer_norm",
+    "the third result is the standard deviation instead of its reciprocal",
+    Reciprocal=lambda op, deviation: deviation,
+)
 
 
-@FAULTS.lowering("instance_norm", "eps is always ONNX's default, 1e-5")
-def _(original, op, *operands, eps, **attrs):
-    return original(op, *operands, eps=1e-5, **attrs)
+FAULTS.attribute_values("instance_norm", "eps is always ONNX's default, 1e-5", eps=1e-5)
 
 
-@FAULTS.lowering("binary_cross_entropy", "logarithms are not clamped to -100, so a certain error has an infinite loss")
-def _(original, op, *operands, **attrs):
-    return original(PatchedOp(op, Max=lambda op, logarithm, lowest: logarithm), *operands, **attrs)
+FAULTS.node_functions(
+    "binary_cross_entropy",
+    "logarithms are not clamped to -100, so a certain error has an infinite loss",
+    Max=lambda op, logarithm, lowest: logarithm,
+)
 
 
-@FAULTS.lowering("poisson_nll_loss", "a target of exactly 1 gets the Stirling term")
-def _(original, op, *operands, **attrs):
-    return original(PatchedOp(op, LessOrEqual=lambda op, *pair: op.Less(*pair)), *operands, **attrs)
+FAULTS.node_functions(
+    "poisson_nll_loss", "a target of exactly 1 gets the Stirling term", LessOrEqual=lambda op, *pair: op.Less(*pair)
+)
 
 
 @FAULTS.lowering("triplet_margin_loss", "swap is ignored unless p is 2")
@@ -124,9 +129,9 @@ def _(original, op, *operands, dilation, **attrs):
     return original(op, *operands, dilation=tuple(dilation)[::-1], **attrs)
 
 
-@FAULTS.lowering("upsample_bicubic2d", "the cubic coefficient is -0.5, that of other libraries")
-def _(original, op, x, **attrs):
-    return original(override_attributes(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
+FAULTS.node_attributes(
+    "upsample_bicubic2d", "the cubic coefficient is -0.5, that of other libraries", "Resize", cubic_coeff_a=-0.5
+)
 
 
 @FAULTS.lowering("im2col", "the positions within a window come before the channels")
@@ -138,9 +143,9 @@ def _(original, op, x, **attrs):
 # Sorting, cumulative operators and indices
 
 
-@FAULTS.lowering("logcumsumexp", "equal infinities are subtracted, which gives NaN")
-def _(original, op, x, **attrs):
-    return original(PatchedOp(op, Where=lambda op, equal, zero, distance: distance), x, **attrs)
+FAULTS.node_functions(
+    "logcumsumexp", "equal infinities are subtracted, which gives NaN", Where=lambda op, equal, zero, distance: distance
+)
 
 
 @FAULTS.lowering("median", "the median of an even number of elements is the upper middle one")
@@ -151,9 +156,11 @@ def _(original, op, x, *, dim, keepdim):
     return original(PatchedOp(op, TopK=lambda op, v, k, **how: op.TopK(v, middle, **how)), x, dim=dim, keepdim=keepdim)
 
 
-@FAULTS.lowering("repeat_interleave", "with a tensor of counts, each run but the last contains one copy of the next")
-def _(original, op, *operands, **attrs):
-    return original(PatchedOp(op, GreaterOrEqual=lambda op, *pair: op.Greater(*pair)), *operands, **attrs)
+FAULTS.node_functions(
+    "repeat_interleave",
+    "with a tensor of counts, each run but the last contains one copy of the next",
+    GreaterOrEqual=lambda op, *pair: op.Greater(*pair),
+)
 
 
 @FAULTS.lowering("take", "negative indices are clamped to 0")
@@ -180,9 +187,7 @@ def _(original, op, x, *, decimals):
 # Creation
 
 
-@FAULTS.lowering("logspace", "the base is ignored, and is always 10")
-def _(original, op, *, base, **attrs):
-    return original(op, base=10.0, **attrs)
+FAULTS.attribute_values("logspace", "the base is ignored, and is always 10", base=10.0)
 
 
 # Classification losses
@@ -197,26 +202,29 @@ def _(original, op, x, target, weight, *, p, **attrs):
 # Indices and distances
 
 
-@FAULTS.lowering(
-    "pixel_shuffle", "the positions within a block come before the channels, as in ONNX's default mode, DCR"
+FAULTS.node_attributes(
+    "pixel_shuffle",
+    "the positions within a block come before the channels, as in ONNX's default mode, DCR",
+    "DepthToSpace",
+    mode="DCR",
 )
-def _(original, op, x, *, upscale_factor):
-    return original(override_attributes(op, "DepthToSpace", mode="DCR"), x, upscale_factor=upscale_factor)
 
 
-@FAULTS.lowering("repeat_interleave", "one count for all elements only applies to the first")
-def _(original, op, *operands, **attrs):
-    return original(PatchedOp(op, Expand=lambda op, counts, shape: counts), *operands, **attrs)
+FAULTS.node_functions(
+    "repeat_interleave", "one count for all elements only applies to the first", Expand=lambda op, counts, shape: counts
+)
 
 
-@FAULTS.lowering("scatter_reduce", "the mean of integers is rounded towards zero")
-def _(original, op, *operands, **attrs):
-    return original(PatchedOp(op, Less=lambda op, rest, zero: op.Less(zero, zero)), *operands, **attrs)
+FAULTS.node_functions(
+    "scatter_reduce", "the mean of integers is rounded towards zero", Less=lambda op, rest, zero: op.Less(zero, zero)
+)
 
 
-@FAULTS.lowering("cdist", "the eps of pairwise_distance is added to the differences")
-def _(original, op, x1, x2, **attrs):
-    return original(PatchedOp(op, Sub=lambda op, a, b: op.Add(op.Sub(a, b), op.like(a, 1e-6))), x1, x2, **attrs)
+FAULTS.node_functions(
+    "cdist",
+    "the eps of pairwise_distance is added to the differences",
+    Sub=lambda op, a, b: op.Add(op.Sub(a, b), op.like(a, 1e-6)),
+)
 
 
 # More attention, sums, losses and weights

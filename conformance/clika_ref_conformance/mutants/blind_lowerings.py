@@ -8,7 +8,7 @@ import torch
 
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("blind-lowerings", blind=True)
@@ -36,9 +36,9 @@ def _(original, op, x, *, lambd):
     return op.Where(beyond, original(op, x, lambd=lambd), op.like(x, 0))
 
 
-@FAULTS.lowering("hardshrink", "elements exactly at the bound are kept")
-def _(original, op, x, *, lambd):
-    return original(PatchedOp(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, lambd=lambd)
+FAULTS.node_functions(
+    "hardshrink", "elements exactly at the bound are kept", LessOrEqual=lambda op, *operands: op.Less(*operands)
+)
 
 
 @FAULTS.lowering("softplus", "the threshold is compared with x instead of beta * x")
@@ -92,19 +92,15 @@ def _(original, op, x):
     return op.Log(op.Add(x, op.like(x, 1)))
 
 
-@FAULTS.lowering("xlogy", "the result is 0 if x is 0, also if y is NaN")
-def _(original, op, x, y):
-    return original(PatchedOp(op, And=lambda op, zero, known: zero), x, y)
+FAULTS.node_functions("xlogy", "the result is 0 if x is 0, also if y is NaN", And=lambda op, zero, known: zero)
 
 
-@FAULTS.lowering("logaddexp", "equal infinities are subtracted, which gives NaN")
-def _(original, op, x, y):
-    return original(PatchedOp(op, Where=lambda op, equal, zero, distance: distance), x, y)
+FAULTS.node_functions(
+    "logaddexp", "equal infinities are subtracted, which gives NaN", Where=lambda op, equal, zero, distance: distance
+)
 
 
-@FAULTS.lowering("atan2", "-0.0 is treated as positive")
-def _(original, op, y, x):
-    return original(PatchedOp(op, Reciprocal=lambda op, operand: operand), y, x)
+FAULTS.node_functions("atan2", "-0.0 is treated as positive", Reciprocal=lambda op, operand: operand)
 
 
 @FAULTS.lowering("float_power", "it computes in float32 and converts the result to float64")
@@ -113,9 +109,9 @@ def _(original, op, x, y):
     return op.cast(op.Pow(x, y), op.result.dtype)
 
 
-@FAULTS.lowering("bitwise_right_shift", "zeros are shifted into negative elements")
-def _(original, op, x, y):
-    return original(PatchedOp(op, BitwiseXor=lambda op, operand, sign: operand), x, y)
+FAULTS.node_functions(
+    "bitwise_right_shift", "zeros are shifted into negative elements", BitwiseXor=lambda op, operand, sign: operand
+)
 
 
 @FAULTS.lowering("isinf", "negative infinity is ignored")
@@ -183,9 +179,11 @@ def _(original, op, x, prepend, append, *, n, dim):
     return op.Sub(later, op.Slice(whole, op.ints([0]), op.ints([-n]), axis))
 
 
-@FAULTS.lowering("cummax", "the position of the first equal element is returned instead of the last")
-def _(original, op, x, *, dim):
-    return original(PatchedOp(op, GreaterOrEqual=lambda op, *operands: op.Greater(*operands)), x, dim=dim)
+FAULTS.node_functions(
+    "cummax",
+    "the position of the first equal element is returned instead of the last",
+    GreaterOrEqual=lambda op, *operands: op.Greater(*operands),
+)
 
 
 @FAULTS.lowering("sort", "the ascending order is reversed, which also reverses equal elements")
@@ -196,9 +194,7 @@ def _(original, op, x, *, dim, descending, stable):
     return tuple(op.Slice(part, *back) for part in original(op, x, dim=dim, descending=False, stable=stable))
 
 
-@FAULTS.lowering("argmax", "the position of the last equal element is returned")
-def _(original, op, x, **attrs):
-    return original(override_attributes(op, "ArgMax", select_last_index=1), x, **attrs)
+FAULTS.node_attributes("argmax", "the position of the last equal element is returned", "ArgMax", select_last_index=1)
 
 
 @FAULTS.lowering("searchsorted", "NaN is sorted before all elements instead of after them")
@@ -211,9 +207,11 @@ def _(original, op, sorted_sequence, x, sorter, **attrs):
     return original(PatchedOp(op, **nodes), sorted_sequence, x, sorter, **attrs)
 
 
-@FAULTS.lowering("histc", "elements equal to the upper bound of the range are not counted")
-def _(original, op, x, **attrs):
-    return original(PatchedOp(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, **attrs)
+FAULTS.node_functions(
+    "histc",
+    "elements equal to the upper bound of the range are not counted",
+    LessOrEqual=lambda op, *operands: op.Less(*operands),
+)
 
 
 # Normalization and losses
@@ -230,12 +228,11 @@ def _(original, op, x, weight, bias, *, num_groups, eps):
     return original(op, x, weight, bias, num_groups=num_groups, eps=eps)
 
 
-@FAULTS.lowering("running_var_update", "the running variance is updated with the biased variance of the batch")
-def _(original, op, x, running_var, **attrs):
-    def divide_biased(op, total, freedom):
-        return op.Div(total, op.Add(freedom, op.like(freedom, 1)))
-
-    return original(PatchedOp(op, Div=divide_biased), x, running_var, **attrs)
+FAULTS.node_functions(
+    "running_var_update",
+    "the running variance is updated with the biased variance of the batch",
+    Div=lambda op, total, freedom: op.Div(total, op.Add(freedom, op.like(freedom, 1))),
+)
 
 
 @FAULTS.lowering("cosine_similarity", "eps is the lower bound of the product of the norms instead of each norm")
@@ -254,9 +251,11 @@ def _(original, op, x, target, *, reduction, delta):
     return original(PatchedOp(op, Where=scale_line), x, target, reduction=reduction, delta=delta)
 
 
-@FAULTS.lowering("kl_div", "a probability of 0 gives NaN, the product of 0 and an infinite logarithm")
-def _(original, op, x, target, **attrs):
-    return original(PatchedOp(op, Where=lambda op, condition, zero, product: product), x, target, **attrs)
+FAULTS.node_functions(
+    "kl_div",
+    "a probability of 0 gives NaN, the product of 0 and an infinite logarithm",
+    Where=lambda op, condition, zero, product: product,
+)
 
 
 @FAULTS.lowering("nll_loss", "the mean without weights counts ignored targets")
@@ -279,9 +278,11 @@ def _(original, op, x, *, ceil_mode, count_include_pad, **attrs):
     return original(op, x, ceil_mode=ceil_mode, count_include_pad=count_include_pad and not ceil_mode, **attrs)
 
 
-@FAULTS.lowering("max_pool2d_with_indices", "positions are counted from the first plane of the batch")
-def _(original, op, x, **attrs):
-    return original(PatchedOp(op, Mod=lambda op, positions, plane: positions), x, **attrs)
+FAULTS.node_functions(
+    "max_pool2d_with_indices",
+    "positions are counted from the first plane of the batch",
+    Mod=lambda op, positions, plane: positions,
+)
 
 
 @FAULTS.lowering("adaptive_avg_pool1d", "each window ends where the next begins, also if the sizes do not divide")
@@ -304,9 +305,9 @@ def _(original, op, x, weight, bias=None, *, output_padding, **attrs):
     return original(op, x, weight, bias, output_padding=tuple(output_padding)[::-1], **attrs)
 
 
-@FAULTS.lowering("upsample_bilinear2d", "the scale factor is ignored: positions are computed from the two sizes")
-def _(original, op, x, *, scales, **attrs):
-    return original(op, x, scales=(None, None), **attrs)
+FAULTS.attribute_values(
+    "upsample_bilinear2d", "the scale factor is ignored: positions are computed from the two sizes", scales=(None, None)
+)
 
 
 @FAULTS.lowering("upsample_nearest_exact1d", "coordinates are those of the corner of an element instead of its center")

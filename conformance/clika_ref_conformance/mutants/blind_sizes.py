@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -16,9 +15,7 @@ from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.emission import _Emission
 from clika_ref_conformance.mutants.seeding import Catalogue
 
-FAULTS = Catalogue("blind-sizes", blind=True)
-
-DYNAMIC = ("dynamic",)
+FAULTS = Catalogue("blind-sizes", blind=True, levels=("dynamic",))
 
 
 def _collect_traced_sizes(graph: Graph) -> dict[str, int]:
@@ -35,15 +32,13 @@ def _substitute_sizes(item: Any, sizes: Mapping[str, int]) -> Any:
     return evaluate(item, sizes) if is_symbolic(item) else item
 
 
-@contextlib.contextmanager
 def hard_code_sizes(
-    kind: str, *, attributes: bool = False, operands: bool = False, result: bool = False
-) -> Iterator[None]:
-    """Make the lowering of one operator see traced sizes instead of symbols, in its attributes or in types."""
-    original = _Emission._call
+    subject: str, change: str, *, attributes: bool = False, operands: bool = False, result: bool = False
+) -> None:
+    """Seed a lowering that sees traced sizes instead of symbols, in its attributes or in types."""
 
-    def faulty(self: Any, node: Any, values: list[Any]) -> Any:
-        if node.op_type != kind:
+    def faulty(original, self, node, values):
+        if node.op_type != subject:
             return original(self, node, values)
         sizes = _collect_traced_sizes(self.graph)
         types = {onnx: v.type for onnx, v in zip(values, node.inputs, strict=True) if onnx is not v}
@@ -58,77 +53,23 @@ def hard_code_sizes(
             self.op.declare(onnx, known)
         return lowered
 
-    with patch.object(_Emission, "_call", faulty):
-        yield
+    FAULTS.function(subject, change, _Emission, "_call")(faulty)
 
 
 # Lowerings that hard-code the traced size
 
 
-@FAULTS.patch("reshape", "the shape is that of the trace", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("reshape", attributes=True, operands=True):
-        yield
-
-
-@FAULTS.patch("expand", "the size is that of the trace", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("expand", attributes=True, operands=True):
-        yield
-
-
-@FAULTS.patch("slice", "an end that counts from the last element counts from the traced one", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("slice", attributes=True):
-        yield
-
-
-@FAULTS.patch("arange", "the number of results is that of the trace", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("arange", attributes=True, result=True):
-        yield
-
-
-@FAULTS.patch("upsample_nearest2d", "the output has the size of the trace", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("upsample_nearest2d", attributes=True):
-        yield
-
-
-@FAULTS.patch("var", "the degrees of freedom are those of the trace", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("var", operands=True):
-        yield
-
-
-@FAULTS.patch("adaptive_avg_pool1d", "the windows are those of the traced length", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("adaptive_avg_pool1d", operands=True):
-        yield
-
-
-@FAULTS.patch("max_pool2d_with_indices", "positions are counted in planes of the traced size", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("max_pool2d_with_indices", operands=True):
-        yield
-
-
-@FAULTS.patch("roll", "a negative shift is made positive by the traced length", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("roll", operands=True):
-        yield
-
-
-@FAULTS.patch("diagonal", "the distance of the elements is that of the trace", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("diagonal", operands=True, result=True):
-        yield
-
-
-@FAULTS.patch("scaled_dot_product_attention", "the causal mask has the size of the trace", levels=DYNAMIC)
-def _(registry):
-    with hard_code_sizes("scaled_dot_product_attention", operands=True):
-        yield
+hard_code_sizes("reshape", "the shape is that of the trace", attributes=True, operands=True)
+hard_code_sizes("expand", "the size is that of the trace", attributes=True, operands=True)
+hard_code_sizes("slice", "an end that counts from the last element counts from the traced one", attributes=True)
+hard_code_sizes("arange", "the number of results is that of the trace", attributes=True, result=True)
+hard_code_sizes("upsample_nearest2d", "the output has the size of the trace", attributes=True)
+hard_code_sizes("var", "the degrees of freedom are those of the trace", operands=True)
+hard_code_sizes("adaptive_avg_pool1d", "the windows are those of the traced length", operands=True)
+hard_code_sizes("max_pool2d_with_indices", "positions are counted in planes of the traced size", operands=True)
+hard_code_sizes("roll", "a negative shift is made positive by the traced length", operands=True)
+hard_code_sizes("diagonal", "the distance of the elements is that of the trace", operands=True, result=True)
+hard_code_sizes("scaled_dot_product_attention", "the causal mask has the size of the trace", operands=True)
 
 
 # Type rules that only hold for some sizes
@@ -178,12 +119,8 @@ def _(original, *, start, end, step, **attrs):
 # Lowerings that take another path for unknown sizes
 
 
-@FAULTS.patch("affine_grid_generator", "align_corners is ignored along a dim of unknown length", levels=DYNAMIC)
-def _(registry):
-    original = grids._coordinates
-
-    def faulty(op, n, dtype, *, align_corners):
-        return original(op, n, dtype, align_corners=align_corners and not is_symbolic(n))
-
-    with patch.object(grids, "_coordinates", faulty):
-        yield
+@FAULTS.function(
+    "affine_grid_generator", "align_corners is ignored along a dim of unknown length", grids, "_coordinates"
+)
+def _(original, op, n, dtype, *, align_corners):
+    return original(op, n, dtype, align_corners=align_corners and not is_symbolic(n))

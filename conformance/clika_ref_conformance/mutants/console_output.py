@@ -10,8 +10,10 @@ from rich.console import Console
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.reporting.console import format_duration, result_console
-from clika_ref_conformance.mutants.false_alarms import CorrectTargetRun, run_correct_targets
+from clika_ref_conformance.execution.run import RunRequest, execute_plan, plan_run
 from clika_ref_conformance.mutants.kill_rate import MUTANT_GROUPS, KillReport, MutantResult, run_mutants, select_mutants
+from clika_ref_conformance.profiles import select_profile
+from clika_ref_conformance.record import RunRecord
 
 MIN_KILL_RATES = {"quick": 0.97, "ci": 1.0, "nightly": 1.0}
 """Minimum kill rate of a profile with each seed."""
@@ -104,25 +106,27 @@ def run_correct_targets_and_show(
     """Run correct targets, print the failing checks, and return the exit status: 1 if any check fails.
 
     Raises:
-        ClikaError: a run was interrupted, or got no workers.
+        ClikaError: there is no such target, profile, level or subject, a run was interrupted, or it got no workers.
     """
     console = result_console()
-    runs = run_correct_targets(
-        targets, profile=profile, seeds=range(seeds), subjects=subjects, levels=levels, workers=workers
-    )
     alarm_count = 0
-    for run in runs:
-        show_alarms(run, console)
-        alarm_count += len(run.record.failures)
-        if run.record.is_abandoned:
-            raise ClikaError(run.record.doubts[0])
+    for target in targets:
+        for seed in range(seeds):
+            request = RunRequest(target, select_profile(profile, seed), tuple(subjects), tuple(levels), workers=workers)
+            record = execute_plan(plan_run(request))
+            show_alarms(record, console)
+            alarm_count += len(record.failures)
+            if record.is_abandoned:
+                raise ClikaError(record.doubts[0])
     return 1 if alarm_count else 0
 
 
-def show_alarms(run: CorrectTargetRun, console: Console) -> None:
+def show_alarms(record: RunRecord, console: Console) -> None:
     """Print the failures of a correct target: each is a false alarm or a real bug."""
-    failures, planned = run.record.failures, run.record.planned
-    text = f"{run.target}, {run.record.profile}, seed {run.seed}: {len(failures)} failures in {planned:,} checks"
+    failures = record.failures
+    text = (
+        f"{record.target}, {record.profile}, seed {record.seed}: {len(failures)} failures in {record.planned:,} checks"
+    )
     console.print(text, style="red" if failures else "", markup=False)
     for result in failures:
         console.print(f"  {result.verdict}: {result.task}: {result.name}", markup=False, soft_wrap=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-from unittest.mock import patch
-
 import clika_ref_aten.slicing
 import clika_ref_aten.sorting
 import sympy
@@ -32,15 +29,11 @@ def _(original, op, x, src, *, dim, start, end, step):
     return original(op, x, src, dim=dim, start=start, end=end, step=step)
 
 
-@FAULTS.patch("select_scatter", "the index -1 ends at element 0", levels=("operators",))
-def _(registry):
-    original = clika_ref_aten.slicing.overwrite_slice
-
-    def faulty(op, x, src, dim, *, start, end, step=1):
-        return original(op, x, src, dim, start=start, end=0 if start == -1 and end == OPEN_END else end, step=step)
-
-    with patch.object(clika_ref_aten.slicing, "overwrite_slice", faulty):
-        yield
+@FAULTS.function(
+    "select_scatter", "the index -1 ends at element 0", clika_ref_aten.slicing, "overwrite_slice", "operators"
+)
+def _(original, op, x, src, dim, *, start, end, step=1):
+    return original(op, x, src, dim, start=start, end=0 if start == -1 and end == OPEN_END else end, step=step)
 
 
 @FAULTS.lowering("select", "a negative index counts from the last but one")
@@ -49,14 +42,12 @@ def _(original, op, x, *, dim, index):
     return original(op, x, dim=dim, index=max(index + last, 0) if index < 0 else index)
 
 
-@FAULTS.lowering("index", "negative indices of later dims do not wrap around")
-def _(original, op, x, *indices):
-    return original(PatchedOp(op, Mod=lambda op, entry, side: op.Identity(entry)), x, *indices)
+FAULTS.node_functions(
+    "index", "negative indices of later dims do not wrap around", Mod=lambda op, entry, side: op.Identity(entry)
+)
 
 
-@FAULTS.lowering("index_put", "accumulate overwrites")
-def _(original, op, x, values, *indices, accumulate):
-    return original(op, x, values, *indices, accumulate=False)
+FAULTS.attribute_values("index_put", "accumulate overwrites", accumulate=False)
 
 
 @FAULTS.lowering("index_add", "the last of two sources of one position is written")
@@ -64,14 +55,10 @@ def _(original, op, x, index, source, **attrs):
     return original(override_attributes(PatchedOp(op), "ScatterElements", reduction=None), x, index, source, **attrs)
 
 
-@FAULTS.lowering("index_add", "alpha is ignored")
-def _(original, op, x, index, source, *, dim, alpha):
-    return original(op, x, index, source, dim=dim, alpha=1)
+FAULTS.attribute_values("index_add", "alpha is ignored", alpha=1)
 
 
-@FAULTS.lowering("topk", "largest is ignored")
-def _(original, op, x, *, largest, **attrs):
-    return original(op, x, largest=True, **attrs)
+FAULTS.attribute_values("topk", "largest is ignored", largest=True)
 
 
 @FAULTS.lowering("sort", "equal elements are returned in reverse order")
@@ -84,11 +71,15 @@ def _(original, op, x, **attrs):
     return original(PatchedOp(op, TopK=write), x, **attrs)
 
 
-@FAULTS.patch("median", "the median of an even number of elements is the upper middle one", levels=("operators",))
-def _(registry):
-    original: Any = clika_ref_aten.sorting.FloorDiv
-    with patch.object(clika_ref_aten.sorting, "FloorDiv", lambda count, two: original(count - 1, two) + 1):
-        yield
+@FAULTS.function(
+    "median",
+    "the median of an even number of elements is the upper middle one",
+    clika_ref_aten.sorting,
+    "FloorDiv",
+    "operators",
+)
+def _(original, count, two):
+    return original(count - 1, two) + 1
 
 
 @FAULTS.lowering("kthvalue", "k counts from 0")
@@ -96,50 +87,36 @@ def _(original, op, x, *, k, **attrs):
     return original(op, x, k=k + 1 if op.rank(x) and k < op.shape(x)[attrs["dim"]] else k, **attrs)
 
 
-@FAULTS.lowering("argmax", "the last of equal elements is returned")
-def _(original, op, x, **attrs):
-    return original(override_attributes(op, "ArgMax", select_last_index=1), x, **attrs)
+FAULTS.node_attributes("argmax", "the last of equal elements is returned", "ArgMax", select_last_index=1)
 
 
-@FAULTS.lowering("scatter_reduce", "include_self is ignored")
-def _(original, op, x, index, src, *, include_self, **attrs):
-    return original(op, x, index, src, include_self=True, **attrs)
+FAULTS.attribute_values("scatter_reduce", "include_self is ignored", include_self=True)
 
 
-@FAULTS.lowering("scatter", "sources are read from the end of the dim")
-def _(original, op, x, index, src, *, dim):
-    def write(op, x, index, src, **how):
-        return op.ScatterElements(x, index, src, axis=-1)
-
-    return original(PatchedOp(op, ScatterElements=write), x, index, src, dim=dim)
-
-
-@FAULTS.lowering("gather", "the dim is always the last")
-def _(original, op, x, index, *, dim, **attrs):
-    return original(op, x, index, dim=-1, **attrs)
+FAULTS.node_functions(
+    "scatter",
+    "sources are read from the end of the dim",
+    ScatterElements=lambda op, x, index, src, **how: op.ScatterElements(x, index, src, axis=-1),
+)
 
 
-@FAULTS.lowering("embedding_bag", "padding_idx counts like any other row")
-def _(original, op, *operands, padding_idx, **attrs):
-    return original(op, *operands, padding_idx=None, **attrs)
+FAULTS.attribute_values("gather", "the dim is always the last", dim=-1)
 
 
-@FAULTS.lowering("searchsorted", "the dim of the sum is counted from the last, which is wrong for an empty sum")
-def _(original, op, *operands, **attrs):
-    def last(op, passed, _axes, **given):
-        return op.ReduceSum(passed, op.ints([-1]), **given)
-
-    return original(PatchedOp(op, ReduceSum=last), *operands, **attrs)
+FAULTS.attribute_values("embedding_bag", "padding_idx counts like any other row", padding_idx=None)
 
 
-@FAULTS.lowering("searchsorted", "right is ignored")
-def _(original, op, *operands, right, **attrs):
-    return original(op, *operands, right=False, **attrs)
+FAULTS.node_functions(
+    "searchsorted",
+    "the dim of the sum is counted from the last, which is wrong for an empty sum",
+    ReduceSum=lambda op, passed, _axes, **given: op.ReduceSum(passed, op.ints([-1]), **given),
+)
 
 
-@FAULTS.lowering("tril", "diagonal is ignored")
-def _(original, op, x, *, diagonal):
-    return original(op, x, diagonal=0)
+FAULTS.attribute_values("searchsorted", "right is ignored", right=False)
+
+
+FAULTS.attribute_values("tril", "diagonal is ignored", diagonal=0)
 
 
 @FAULTS.lowering("roll", "elements are rolled in the other direction")
@@ -177,9 +154,11 @@ def _(original, op, x, *, dimension, size, step):
     return op.Transpose(op.Gather(x, op.constant(places, torch.int64), axis=dim), perm=[*order, dim + 1])
 
 
-@FAULTS.lowering("take_along_dim", "indices beyond the dim and negative ones do not wrap around")
-def _(original, op, x, indices, *, dim):
-    return original(PatchedOp(op, Mod=lambda op, places, length: places), x, indices, dim=dim)
+FAULTS.node_functions(
+    "take_along_dim",
+    "indices beyond the dim and negative ones do not wrap around",
+    Mod=lambda op, places, length: places,
+)
 
 
 @FAULTS.lowering(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,7 @@ from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations
 from clika_ref_conformance.execution.run import Execution, RunPlan, RunRequest, start_execution
 from clika_ref_conformance.execution.target_probe import probe_target
-from clika_ref_conformance.execution.worker_exit import EXIT_STATUS_LABEL
-from clika_ref_conformance.execution.worker_process import make_run_folder
+from clika_ref_conformance.execution.worker_process import EXIT_STATUS_LABEL, make_run_folder
 from clika_ref_conformance.mutants import mutant_runs, replays
 from clika_ref_conformance.mutants.catalogue import load_mutants
 from clika_ref_conformance.mutants.seeding import Mutant
@@ -114,8 +113,6 @@ class KillReport:
 MUTANT_GROUPS: dict[str, bool | None] = {"all": None, "blind": True, "own": False}
 """Groups of mutants for kill rates, and the matching value of ``blind``."""
 
-ResultCallback = Callable[[MutantResult], None]
-
 
 def select_mutants(words: Sequence[str]) -> list[Mutant]:
     """Return the mutants with one of some words in their name or change; all mutants without words.
@@ -126,14 +123,10 @@ def select_mutants(words: Sequence[str]) -> list[Mutant]:
     every = load_mutants().values()
     found = [m for m in every if not words or any(word in m.name or word in m.change for word in words)]
     if not found:
-        prefixes = ", ".join(sorted(_list_catalogue_names()))
+        prefixes = ", ".join(sorted({name.split("-")[0] for name in load_mutants()}))
         msg = f"no mutant contains {' or '.join(words)}; their names begin with {prefixes}"
         raise ClikaError(msg)
     return found
-
-
-def _list_catalogue_names() -> set[str]:
-    return {name.split("-")[0] for name in load_mutants()}
 
 
 def run_mutants(
@@ -143,7 +136,7 @@ def run_mutants(
     profile: str = "quick",
     seeds: Sequence[int] = (0,),
     workers: int = 2,
-    notice: ResultCallback | None = None,
+    notice: Callable[[MutantResult], None] | None = None,
 ) -> KillReport:
     """Run the suite on mutants with each seed, reduce the failures of the first seed, and replay their reproducers.
 
@@ -192,7 +185,7 @@ def _execute_tasks(
         execution.run()
         if execution.doubts:
             raise ClikaError(execution.doubts[0])
-        return list(_collect_results(execution, tasks))
+        return [result for task in tasks for result in execution.progress_by_task[task].results.values()]
 
 
 def _raise_on_suite_failure(result: CheckResult) -> None:
@@ -206,11 +199,6 @@ def _raise_on_suite_failure(result: CheckResult) -> None:
     if result.verdict is Verdict.CRASH and EXIT_STATUS_LABEL in result.comparison.message:
         msg = f"the suite itself failed on {result.task}, so that nothing is known of it: {result.comparison.message}"
         raise ClikaError(msg)
-
-
-def _collect_results(execution: Execution, tasks: Iterable[Task]) -> Iterable[CheckResult]:
-    for task in tasks:
-        yield from execution.progress_by_task[task].results.values()
 
 
 def _to_mutant_result(result: CheckResult) -> MutantResult:

@@ -41,9 +41,9 @@ def _(original, op, x, *, bins, min, max):
     return original(most, x, bins=bins, min=min, max=max)
 
 
-@FAULTS.lowering("take_along_dim", "indices into an empty tensor wrap around its size, 0")
-def _(original, op, *operands, **attrs):
-    return original(PatchedOp(op, Max=lambda op, length, least: length), *operands, **attrs)
+FAULTS.node_functions(
+    "take_along_dim", "indices into an empty tensor wrap around its size, 0", Max=lambda op, length, least: length
+)
 
 
 @FAULTS.lowering("addr", "bools are summed without a cast")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import clika_ref_aten.adaptive_pooling
 from clika_ref_aten.loss import REDUCE_MEAN
 
@@ -20,13 +18,15 @@ def _(original, op, x, *, output_size):
     return original(op, x, output_size=output_size)
 
 
-@FAULTS.patch("adaptive_avg_pool3d", "the mean of a window that is empty at run time is 0", levels=("dynamic",))
-def _(registry):
-    def mean(op, x, count, over, *, keepdims):
-        return op.ReduceMean(x, over, keepdims=keepdims)
-
-    with patch.object(clika_ref_aten.adaptive_pooling, "mean_of", mean):
-        yield
+@FAULTS.function(
+    "adaptive_avg_pool3d",
+    "the mean of a window that is empty at run time is 0",
+    clika_ref_aten.adaptive_pooling,
+    "mean_of",
+    "dynamic",
+)
+def _(original, op, x, count, over, *, keepdims):
+    return op.ReduceMean(x, over, keepdims=keepdims)
 
 
 @FAULTS.lowering("cross_entropy_loss", "the mean over no rows of probabilities is 0")
@@ -51,12 +51,11 @@ def _(original, op, *operands):
     return original(PatchedOp(op, Split=cut), *operands)
 
 
-@FAULTS.lowering("as_strided_scatter", "a length of 0 is treated as unchanged")
-def _(original, op, *operands, **attrs):
-    def reshape(op, x, shape):
-        return op.Reshape(x, op.ints(shape))
-
-    return original(PatchedOp(op, reshape=reshape), *operands, **attrs)
+FAULTS.node_functions(
+    "as_strided_scatter",
+    "a length of 0 is treated as unchanged",
+    reshape=lambda op, x, shape: op.Reshape(x, op.ints(shape)),
+)
 
 
 @FAULTS.lowering("grouped_mm", "without groups, the result has the width of the rows")

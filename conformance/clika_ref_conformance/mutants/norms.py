@@ -8,20 +8,16 @@ import torch
 from clika_ref_aten.reduction import axes_operand
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("norms")
 
 
-@FAULTS.lowering("layer_norm", "eps has its default")
-def _(original, op, x, *operands, **attrs):
-    return original(override_attributes(op, "LayerNormalization", epsilon=None), x, *operands, **attrs)
+FAULTS.node_attributes("layer_norm", "eps has its default", "LayerNormalization", epsilon=None)
 
 
-@FAULTS.lowering("layer_norm", "only the last dim is normalized")
-def _(original, op, x, *operands, **attrs):
-    return original(override_attributes(op, "LayerNormalization", axis=-1), x, *operands, **attrs)
+FAULTS.node_attributes("layer_norm", "only the last dim is normalized", "LayerNormalization", axis=-1)
 
 
 @FAULTS.lowering("native_layer_norm", "eps is added after the root")
@@ -32,9 +28,11 @@ def _(original, op, x, *operands, eps, **attrs):
     return original(PatchedOp(op, Sqrt=write), x, *operands, eps=0.0, **attrs)
 
 
-@FAULTS.lowering("native_layer_norm", "the third result is the standard deviation, not its reciprocal")
-def _(original, op, x, *operands, **attrs):
-    return original(PatchedOp(op, Reciprocal=lambda op, deviation: op.Identity(deviation)), x, *operands, **attrs)
+FAULTS.node_functions(
+    "native_layer_norm",
+    "the third result is the standard deviation, not its reciprocal",
+    Reciprocal=lambda op, deviation: op.Identity(deviation),
+)
 
 
 @FAULTS.lowering("rms_norm", "the default eps is 1e-5")
@@ -78,9 +76,7 @@ def _(original, op, x, *operands, training, **attrs):
     return original(altered, x, *operands, training=training, **attrs)
 
 
-@FAULTS.lowering("batch_norm", "eps has its default")
-def _(original, op, x, *operands, **attrs):
-    return original(override_attributes(op, "BatchNormalization", epsilon=None), x, *operands, **attrs)
+FAULTS.node_attributes("batch_norm", "eps has its default", "BatchNormalization", epsilon=None)
 
 
 @FAULTS.lowering("running_mean_update", "momentum is the weight of the old value")
@@ -88,17 +84,14 @@ def _(original, op, x, running, *, momentum, **attrs):
     return original(op, x, running, momentum=1 - momentum, **attrs)
 
 
-@FAULTS.lowering("running_var_update", "the variance is the biased one")
-def _(original, op, x, running, **attrs):
-    def write(op, total, count):
-        return op.Div(total, op.Add(count, op.like(total, 1)))
+FAULTS.node_functions(
+    "running_var_update",
+    "the variance is the biased one",
+    Div=lambda op, total, count: op.Div(total, op.Add(count, op.like(total, 1))),
+)
 
-    return original(PatchedOp(op, Div=write), x, running, **attrs)
 
-
-@FAULTS.lowering("var", "correction is always 1")
-def _(original, op, x, *, correction, **attrs):
-    return original(op, x, correction=1, **attrs)
+FAULTS.attribute_values("var", "correction is always 1", correction=1)
 
 
 @FAULTS.lowering("std_mean", "the correction is applied once for each dim")
@@ -132,19 +125,18 @@ def _(original, op, x, *, dim, dtype):
     return op.cast(op.Softmax(x, axis=dim), op.result.dtype)
 
 
-@FAULTS.lowering("log_softmax", "it is the logarithm of softmax, which underflows")
-def _(original, op, x, *, dim, dtype):
-    return original(
-        PatchedOp(op, LogSoftmax=lambda op, x, **how: op.Log(op.Softmax(x, **how))), x, dim=dim, dtype=dtype
-    )
+FAULTS.node_functions(
+    "log_softmax",
+    "it is the logarithm of softmax, which underflows",
+    LogSoftmax=lambda op, x, **how: op.Log(op.Softmax(x, **how)),
+)
 
 
-@FAULTS.lowering("logsumexp", "exponentials overflow")
-def _(original, op, x, **attrs):
-    def write(op, x, *axes, **how):
-        return op.Log(op.ReduceSum(op.Exp(x), *axes, **how))
-
-    return original(PatchedOp(op, ReduceLogSumExp=write), x, **attrs)
+FAULTS.node_functions(
+    "logsumexp",
+    "exponentials overflow",
+    ReduceLogSumExp=lambda op, x, *axes, **how: op.Log(op.ReduceSum(op.Exp(x), *axes, **how)),
+)
 
 
 @FAULTS.lowering("log_sigmoid", "it is the logarithm of the sigmoid, which underflows")
@@ -158,9 +150,7 @@ def _(original, op, v, g, *, dim):
     return op.Mul(v, op.Div(g, op.ReduceL2(v, op.ints(range(kept + 1, op.rank(v))), keepdims=1)))
 
 
-@FAULTS.lowering("cosine_similarity", "the first operand is normalized along its last dim")
-def _(original, op, x1, x2, *, dim, eps):
-    return original(op, x1, x2, dim=-1, eps=eps)
+FAULTS.attribute_values("cosine_similarity", "the first operand is normalized along its last dim", dim=-1)
 
 
 @FAULTS.lowering("cross_entropy_loss", "the mean divides by the number of targets, not by the sum of their weights")
@@ -172,19 +162,13 @@ def _(original, op, x, target, weight=None, *, reduction, **attrs):
     return original(altered, x, target, weight, reduction=reduction, **attrs)
 
 
-@FAULTS.lowering("cross_entropy_loss", "label_smoothing is ignored")
-def _(original, op, x, target, weight=None, *, label_smoothing, **attrs):
-    return original(op, x, target, weight, label_smoothing=0.0, **attrs)
+FAULTS.attribute_values("cross_entropy_loss", "label_smoothing is ignored", label_smoothing=0.0)
 
 
-@FAULTS.lowering("nll_loss", "ignore_index is ignored")
-def _(original, op, x, target, weight=None, *, ignore_index, **attrs):
-    return original(op, x, target, weight, ignore_index=-100, **attrs)
+FAULTS.attribute_values("nll_loss", "ignore_index is ignored", ignore_index=-100)
 
 
-@FAULTS.lowering("smooth_l1_loss", "beta is always 1")
-def _(original, op, x, target, *, beta, **attrs):
-    return original(op, x, target, beta=1.0, **attrs)
+FAULTS.attribute_values("smooth_l1_loss", "beta is always 1", beta=1.0)
 
 
 @FAULTS.lowering("huber_loss", "the linear part is discontinuous, as in smooth_l1_loss")

@@ -17,7 +17,18 @@ from clika_ref.quantization.qdq import norm_folding
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("passes")
-PASSES = ("passes",)
+
+
+def ignore_randomness(original, graph, operators) -> None:
+    """Run a pass as if no operator were random."""
+    random = [(node.op, node.op.random) for node in graph.nodes]
+    for op, _ in random:
+        op.random = False
+    try:
+        original(graph, operators)
+    finally:
+        for op, was in reversed(random):
+            op.random = was
 
 
 # fold-batch-norm
@@ -98,16 +109,7 @@ def _(original, node):
     return op, tuple(v for v in inputs if isinstance(v, Value)), attrs, types
 
 
-@FAULTS.rewrite("merge-common-subexpressions", "random calls are merged")
-def _(original, graph, operators):
-    random = [(node.op, node.op.random) for node in graph.nodes]
-    for op, _ in random:
-        op.random = False
-    try:
-        original(graph, operators)
-    finally:
-        for op, was in reversed(random):
-            op.random = was
+FAULTS.rewrite("merge-common-subexpressions", "random calls are merged")(ignore_randomness)
 
 
 # merge-chains
@@ -177,16 +179,7 @@ def _(original, self, node):
     return original(self, node) or (known and not node.op.random and node.op_type not in self.keep)
 
 
-@FAULTS.rewrite("fold-constants", "random numbers are folded into a constant")
-def _(original, graph, operators):
-    random = [(node.op, node.op.random) for node in graph.nodes]
-    for op, _ in random:
-        op.random = False
-    try:
-        original(graph, operators)
-    finally:
-        for op, was in reversed(random):
-            op.random = was
+FAULTS.rewrite("fold-constants", "random numbers are folded into a constant")(ignore_randomness)
 
 
 @FAULTS.function(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import clika_ref_aten.adaptive_pooling
 import clika_ref_aten.pooling
 import clika_ref_aten.resampling
@@ -17,9 +15,9 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("pooling")
 
 
-@FAULTS.lowering("avg_pool2d", "padding never counts, as if count_include_pad were False")
-def _(original, op, x, **attrs):
-    return original(override_attributes(op, "AveragePool", count_include_pad=None), x, **attrs)
+FAULTS.node_attributes(
+    "avg_pool2d", "padding never counts, as if count_include_pad were False", "AveragePool", count_include_pad=None
+)
 
 
 @FAULTS.lowering("avg_pool2d", "with ceil_mode, elements of a window beyond the padding count, too")
@@ -28,9 +26,7 @@ def _(original, op, x, *, ceil_mode, **attrs):
     return original(counted, x, ceil_mode=ceil_mode, **attrs)
 
 
-@FAULTS.lowering("avg_pool2d", "divisor_override is ignored")
-def _(original, op, x, *, divisor_override, **attrs):
-    return original(op, x, divisor_override=None, **attrs)
+FAULTS.attribute_values("avg_pool2d", "divisor_override is ignored", divisor_override=None)
 
 
 @FAULTS.lowering("avg_pool1d", "count_include_pad is the ONNX default, 0, if the first window has no padding")
@@ -44,18 +40,22 @@ def _(original, op, x, *, padding, **attrs):
     return original(op, pad_zeros(op, x, sides, sides), padding=(0, 0), **attrs)
 
 
-@FAULTS.lowering("max_pool2d_with_indices", "positions are counted in the whole tensor, as in ONNX")
-def _(original, op, x, **attrs):
-    return original(PatchedOp(op, Mod=lambda op, position, plane: op.Identity(position)), x, **attrs)
+FAULTS.node_functions(
+    "max_pool2d_with_indices",
+    "positions are counted in the whole tensor, as in ONNX",
+    Mod=lambda op, position, plane: op.Identity(position),
+)
 
 
-@FAULTS.patch("max_pool2d", "with ceil_mode, a last window starts in the padding at the end", levels=("operators",))
-def _(registry):
-    def faulty(n, k, s, p, d, *, ceil_mode):
-        return (ceil_divide if ceil_mode else int.__floordiv__)(n + 2 * p - d * (k - 1) - 1, s) + 1
-
-    with patch.object(clika_ref_aten.pooling, "_window_count", faulty):
-        yield
+@FAULTS.function(
+    "max_pool2d",
+    "with ceil_mode, a last window starts in the padding at the end",
+    clika_ref_aten.pooling,
+    "_window_count",
+    "operators",
+)
+def _(original, n, k, s, p, d, *, ceil_mode):
+    return (ceil_divide if ceil_mode else int.__floordiv__)(n + 2 * p - d * (k - 1) - 1, s) + 1
 
 
 @FAULTS.lowering("adaptive_avg_pool2d", "a shorter window is averaged over the length of the others")
@@ -64,29 +64,31 @@ def _(original, op, x, **attrs):
     return original(altered, x, **attrs)
 
 
-@FAULTS.patch("adaptive_max_pool2d", "the position of a maximum ignores the rows above it", levels=("operators",))
-def _(registry):
-    def faulty(op, places, positions, n):
-        return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(0, torch.int64)), positions)
-
-    with patch.object(clika_ref_aten.adaptive_pooling, "_extend_flat_indices", faulty):
-        yield
-
-
-@FAULTS.lowering("upsample_nearest2d", "the nearest element is found by rounding up")
-def _(original, op, x, **attrs):
-    return original(override_attributes(op, "Resize", nearest_mode="ceil"), x, **attrs)
+@FAULTS.function(
+    "adaptive_max_pool2d",
+    "the position of a maximum ignores the rows above it",
+    clika_ref_aten.adaptive_pooling,
+    "_extend_flat_indices",
+    "operators",
+)
+def _(original, op, places, positions, n):
+    return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(0, torch.int64)), positions)
 
 
-@FAULTS.patch("upsample_nearest2d", "coordinates are those of pixel centers", levels=("operators",))
-def _(registry):
-    original = clika_ref_aten.resampling._source_indices
+FAULTS.node_attributes(
+    "upsample_nearest2d", "the nearest element is found by rounding up", "Resize", nearest_mode="ceil"
+)
 
-    def faulty(n, m, scale, **how):
-        return original(n, m, scale, **{**how, "exact": True})
 
-    with patch.object(clika_ref_aten.resampling, "_source_indices", faulty):
-        yield
+@FAULTS.function(
+    "upsample_nearest2d",
+    "coordinates are those of pixel centers",
+    clika_ref_aten.resampling,
+    "_source_indices",
+    "operators",
+)
+def _(original, n, m, scale, **how):
+    return original(n, m, scale, **{**how, "exact": True})
 
 
 @FAULTS.lowering("upsample_nearest1d", "Resize scales by the quotient of the lengths, which is rounded")
@@ -96,19 +98,17 @@ def _(original, op, x, *, output_size, scales):
     return op.Resize(x, None, factors, mode="nearest", **modes)
 
 
-@FAULTS.patch(
+FAULTS.substitute(
     "upsample_nearest_exact2d",
     "coordinates of a small plane are rounded like those of a large one",
+    clika_ref_aten.resampling,
+    "_small_plane_cases",
+    lambda sizes: (False,),
     levels=("operators",),
 )
-def _(registry):
-    with patch.object(clika_ref_aten.resampling, "_small_plane_cases", lambda sizes: (False,)):
-        yield
 
 
-@FAULTS.lowering("upsample_bilinear2d", "align_corners is ignored")
-def _(original, op, x, *, align_corners, **attrs):
-    return original(op, x, align_corners=False, **attrs)
+FAULTS.attribute_values("upsample_bilinear2d", "align_corners is ignored", align_corners=False)
 
 
 @FAULTS.lowering("upsample_bilinear2d", "coordinates are computed from the rounded size, not from the scale factor")
@@ -116,14 +116,12 @@ def _(original, op, x, *, scales, **attrs):
     return original(op, x, scales=(None,) * len(scales), **attrs)
 
 
-@FAULTS.lowering("upsample_bicubic2d", "the cubic coefficient is -0.5 instead of -0.75")
-def _(original, op, x, **attrs):
-    return original(override_attributes(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
+FAULTS.node_attributes(
+    "upsample_bicubic2d", "the cubic coefficient is -0.5 instead of -0.75", "Resize", cubic_coeff_a=-0.5
+)
 
 
-@FAULTS.lowering("grid_sampler", "padding_mode is always zeros")
-def _(original, op, x, grid, *, padding_mode, **attrs):
-    return original(op, x, grid, padding_mode=0, **attrs)
+FAULTS.attribute_values("grid_sampler", "padding_mode is always zeros", padding_mode=0)
 
 
 @FAULTS.lowering("conv2d", "padding='same' puts the odd element first")
@@ -152,12 +150,11 @@ def _(original, op, x, weight, *bias, **attrs):
     return original(PatchedOp(op, ConvTranspose=write), x, weight, *bias, **attrs)
 
 
-@FAULTS.lowering("pad", "the mode reflect repeats the edge")
-def _(original, op, x, **attrs):
-    def write(op, *operands, mode):
-        return op.Pad(*operands, mode="edge" if mode == "reflect" else mode)
-
-    return original(PatchedOp(op, Pad=write), x, **attrs)
+FAULTS.node_functions(
+    "pad",
+    "the mode reflect repeats the edge",
+    Pad=lambda op, *operands, mode: op.Pad(*operands, mode="edge" if mode == "reflect" else mode),
+)
 
 
 @FAULTS.lowering("pad", "pairs are applied from the first dim on")

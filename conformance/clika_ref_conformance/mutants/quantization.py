@@ -8,11 +8,15 @@ import torch
 
 import clika_ref_conformance.levels.quantization as level
 from clika_ref.onnx_export import builder
-from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("quantization")
 LEVELS = ("operators", "quantization")
+
+
+def _swap_nibbles(packed):
+    return (packed >> 4) | (packed << 4)
 
 
 def _replace_quantize(compute):
@@ -78,14 +82,14 @@ def _(original, op, x, scale, zero, *, dtype, quant_min, **attrs):
     return original(op, x, scale, zero, dtype=dtype, quant_min=lowest, **attrs)
 
 
-@FAULTS.lowering("quantize", "narrower ranges use the min/max of the dtype", levels=LEVELS)
-def _(original, op, *operands, quant_min, quant_max, **attrs):
-    return original(op, *operands, quant_min=None, quant_max=None, **attrs)
+FAULTS.attribute_values(
+    "quantize", "narrower ranges use the min/max of the dtype", levels=LEVELS, quant_min=None, quant_max=None
+)
 
 
-@FAULTS.lowering("quantize", "scales are along dim 1, the default of ONNX", levels=LEVELS)
-def _(original, op, *operands, **attrs):
-    return original(override_attributes(op, "QuantizeLinear", axis=None), *operands, **attrs)
+FAULTS.node_attributes(
+    "quantize", "scales are along dim 1, the default of ONNX", "QuantizeLinear", levels=LEVELS, axis=None
+)
 
 
 @FAULTS.lowering("quantize", "the scale is stored in FP16", levels=LEVELS)
@@ -114,9 +118,9 @@ def _(original, op, x, scale, zero=None, *, dtype, axis, **few):
     return op.Sub(plain, *op.promote(zero, to=dtype))
 
 
-@FAULTS.lowering("dequantize", "scales are along dim 1, the default of ONNX", levels=LEVELS)
-def _(original, op, *operands, **attrs):
-    return original(override_attributes(op, "DequantizeLinear", axis=None), *operands, **attrs)
+FAULTS.node_attributes(
+    "dequantize", "scales are along dim 1, the default of ONNX", "DequantizeLinear", levels=LEVELS, axis=None
+)
 
 
 @FAULTS.lowering("dequantize", "the product is rounded to FP16", levels=LEVELS)
@@ -144,57 +148,38 @@ def _(original, op, x, scale, zero=None, *, axis, block_size, **few):
     return original(op, x, scale, zero, axis=along, block_size=block_size, **few)
 
 
-@FAULTS.patch("dequantize", "an INT4 constant is written with its pairs swapped", levels=("quantization",))
-def _(registry):
-    original = builder.pack_int4
-
-    def swap_nibbles(x):
-        packed = original(x)
-        return (packed >> 4) | (packed << 4)
-
-    with patch.object(builder, "pack_int4", swap_nibbles):
-        yield
+@FAULTS.function(
+    "dequantize", "an INT4 constant is written with its pairs swapped", builder, "pack_int4", "quantization"
+)
+def _(original, x):
+    return _swap_nibbles(original(x))
 
 
-@FAULTS.patch("quantize", "the first of two packed INT4 values is in the high half", levels=("quantization",))
-def _(registry):
-    original = level.pack_int4
-
-    def faulty(x):
-        packed = original(x)
-        return (packed >> 4) | (packed << 4)
-
-    with patch.object(level, "pack_int4", faulty):
-        yield
+@FAULTS.function(
+    "quantize", "the first of two packed INT4 values is in the high half", level, "pack_int4", "quantization"
+)
+def _(original, x):
+    return _swap_nibbles(original(x))
 
 
-@FAULTS.patch("quantize", "packed INT4 values lose their sign", levels=("quantization",))
-def _(registry):
-    original = level.unpack_int4
-
-    def faulty(packed, shape, dtype):
-        return original(packed, shape, torch.uint8).to(dtype)
-
-    with patch.object(level, "unpack_int4", faulty):
-        yield
+@FAULTS.function("quantize", "packed INT4 values lose their sign", level, "unpack_int4", "quantization")
+def _(original, packed, shape, dtype):
+    return original(packed, shape, torch.uint8).to(dtype)
 
 
-@FAULTS.patch("quantize", "the last of an odd number of packed INT4 values is lost", levels=("quantization",))
-def _(registry):
-    original = level.pack_int4
-    with patch.object(level, "pack_int4", lambda x: original(x[: len(x) // 2 * 2])):
-        yield
+@FAULTS.function(
+    "quantize", "the last of an odd number of packed INT4 values is lost", level, "pack_int4", "quantization"
+)
+def _(original, x):
+    return original(x[: len(x) // 2 * 2])
 
 
 @FAULTS.patch("quantize", "halves of bytes are swapped both in packing and unpacking", levels=("quantization",))
 def _(registry):
     pack, unpack = level.pack_int4, level.unpack_int4
 
-    def swap_nibbles(packed):
-        return (packed >> 4) | (packed << 4)
-
     with (
-        patch.object(level, "pack_int4", lambda x: swap_nibbles(pack(x))),
-        patch.object(level, "unpack_int4", lambda packed, *rest: unpack(swap_nibbles(packed), *rest)),
+        patch.object(level, "pack_int4", lambda x: _swap_nibbles(pack(x))),
+        patch.object(level, "unpack_int4", lambda packed, *rest: unpack(_swap_nibbles(packed), *rest)),
     ):
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("randomness")
@@ -38,9 +37,7 @@ def _(original, op, mean, std=1.0, **attrs):
     return original(op, std, mean, **attrs)
 
 
-@FAULTS.lowering("bernoulli", "the probability is that of zeros")
-def _(original, op, x, p=None):
-    return original(PatchedOp(op, Less=lambda op, a, b: op.GreaterOrEqual(a, b)), x, p)
+FAULTS.node_functions("bernoulli", "the probability is that of zeros", Less=lambda op, a, b: op.GreaterOrEqual(a, b))
 
 
 @FAULTS.lowering("randperm", "the numbers are sorted")

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
 from clika_ref.core.rewriter import Rule
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 
 FaultContext = Callable[[Registry], AbstractContextManager[Any]]
 
@@ -65,45 +67,52 @@ class Catalogue:
 
     def lowering(self, subject: str, change: str, *, levels: tuple[str, ...] = ("operators",)) -> Callable[..., Any]:
         """Seed a faulty lowering: ``(original, op, *operands, **attributes)``."""
+        return self._seed(subject, change, levels, partial(_patch_operator_slot, "lowering"))
 
-        def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(
-                subject,
-                change,
-                levels,
-                lambda registry: _patch_operator_slot(registry.operators[subject], "lowering", faulty),
+    def attribute_values(
+        self, subject: str, change: str, /, *, levels: tuple[str, ...] = ("operators",), **values: Any
+    ) -> None:
+        """Seed a lowering that sees other values of some attributes of its operator."""
+        self.lowering(subject, change, levels=levels)(
+            lambda original, op, *operands, **attrs: original(op, *operands, **{**attrs, **values})
+        )
+
+    def node_functions(
+        self, subject: str, change: str, /, *, levels: tuple[str, ...] = ("operators",), **instead: Callable[..., Any]
+    ) -> None:
+        """Seed a lowering with other functions for some ONNX operator types, as of `PatchedOp`."""
+        self.lowering(subject, change, levels=levels)(
+            lambda original, op, *operands, **attrs: original(PatchedOp(op, **instead), *operands, **attrs)
+        )
+
+    def node_attributes(
+        self, subject: str, change: str, op_type: str, /, *, levels: tuple[str, ...] = ("operators",), **attributes: Any
+    ) -> None:
+        """Seed a lowering with other attributes of the nodes of an ONNX operator type; None omits an attribute."""
+        self.lowering(subject, change, levels=levels)(
+            lambda original, op, *operands, **attrs: original(
+                override_attributes(op, op_type, **attributes), *operands, **attrs
             )
-            return faulty
-
-        return declare
+        )
 
     def type_rule(self, subject: str, change: str, *, levels: tuple[str, ...] = ("dynamic",)) -> Callable[..., Any]:
         """Seed a faulty type rule: ``(original, *operand types, **attributes)``."""
-
-        def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(
-                subject,
-                change,
-                levels,
-                lambda registry: _patch_operator_slot(registry.operators[subject], "type_rule", faulty),
-            )
-            return faulty
-
-        return declare
+        return self._seed(subject, change, levels, partial(_patch_operator_slot, "type_rule"))
 
     def rewrite(self, subject: str, change: str, *, levels: tuple[str, ...] = ("passes",)) -> Callable[..., Any]:
         """Seed a faulty pass: ``(original, graph, operators)``, which changes the graph in place."""
-
-        def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(subject, change, levels, lambda registry: _patch_pass(registry, subject, faulty))
-            return faulty
-
-        return declare
+        return self._seed(subject, change, levels, _patch_pass)
 
     def function(self, subject: str, change: str, holder: Any, name: str, *levels: str) -> Callable[..., Any]:
         """Seed a faulty function of a module or a class: ``(original, *operands)``."""
         levels = levels or self.levels
         return lambda faulty: self.patch(subject, change, levels=levels)(_make_function_patch(holder, name, faulty))
+
+    def substitute(
+        self, subject: str, change: str, holder: Any, name: str, value: Any, *, levels: tuple[str, ...] = ()
+    ) -> None:
+        """Seed another value of a name of a module or a class."""
+        self._add(subject, change, levels or self.levels, lambda _: patch.object(holder, name, value))
 
     def rule(self, subject: str, change: str, module: Any, name: str) -> Callable[..., Any]:
         """Seed a faulty rule of a pass: ``(original, node, build)``."""
@@ -118,14 +127,24 @@ class Catalogue:
 
         return declare
 
+    def _seed(
+        self,
+        subject: str,
+        change: str,
+        levels: tuple[str, ...],
+        patch_subject: Callable[..., AbstractContextManager[Any]],
+    ) -> Callable[..., Any]:
+        """Return the decorator of faulty code that ``patch_subject(registry, subject, faulty)`` puts in place."""
+
+        def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
+            self._add(subject, change, levels, lambda registry: patch_subject(registry, subject, faulty))
+            return faulty
+
+        return declare
+
     def _add(self, subject: str, change: str, levels: tuple[str, ...], apply: FaultContext) -> None:
         name = f"{self.name}-{len(self.mutants) + 1}-{subject}"
         self.mutants.append(Mutant(name, subject, change, levels, apply, self.blind))
-
-
-def make_no_op_fault() -> FaultContext:
-    """Return a no-op fault, to test that the suite finds nothing without a fault."""
-    return lambda _: contextlib.nullcontext()
 
 
 class MutantSignatureError(BaseException):
@@ -154,7 +173,8 @@ def _check_signature(faulty: Callable[..., Any], original: Callable[..., Any], *
 
 
 @contextlib.contextmanager
-def _patch_operator_slot(op: Operator, slot: str, faulty: Callable[..., Any]) -> Iterator[None]:
+def _patch_operator_slot(slot: str, registry: Registry, subject: str, faulty: Callable[..., Any]) -> Iterator[None]:
+    op = registry.operators[subject]
     original = getattr(op, slot)
     _check_signature(faulty, original, *((None,) if slot == "lowering" else ()), *op.operands, **op.attributes)
 

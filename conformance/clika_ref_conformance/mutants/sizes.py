@@ -26,6 +26,20 @@ FAULTS = Catalogue("sizes", levels=("dynamic",))
 DYNAMIC = ("dynamic",)
 
 
+def _seed_expression_rule(change: str, *kinds: type) -> Any:
+    """Seed a faulty rule for classes of expressions: ``(original, emitter, expression)``."""
+
+    def declare(faulty):
+        def patch_rules(registry):
+            rules = {kind: partial(faulty, EXPR_RULES[kind]) for kind in kinds}
+            with patch.dict(EXPR_RULES, rules):
+                yield
+
+        return FAULTS.patch("size expressions", change, levels=DYNAMIC)(patch_rules)
+
+    return declare
+
+
 @FAULTS.function("expand", "a size is a constant, its minimum", SizeEmitter, "bind")
 def _(original, self, symbol, source):
     original(self, symbol, source)
@@ -44,14 +58,10 @@ def _(original, self, op_type, expr):
     return self.op.node(op_type, first, rest[0])
 
 
-@FAULTS.patch("size expressions", "a quotient of sizes is rounded up", levels=DYNAMIC)
-def _(registry):
-    def faulty(self, expr):
-        a, b = self._together(*expr.args)
-        return self.op.Div(self.op.Sub(self.op.Add(a, b), self.op.ints([1])), b)
-
-    with patch.dict(EXPR_RULES, {FloorDiv: faulty}):
-        yield
+@_seed_expression_rule("a quotient of sizes is rounded up", FloorDiv)
+def _(original, emitter, expr):
+    a, b = emitter._together(*expr.args)
+    return emitter.op.Div(emitter.op.Sub(emitter.op.Add(a, b), emitter.op.ints([1])), b)
 
 
 @FAULTS.function("expand", "dims without a symbol come first", SizeEmitter, "vector")
@@ -262,20 +272,6 @@ def _(type, x, *, pad, **attrs):
 @_seed_dynamic_type_rule("permute", "dynamic dims are not permuted")
 def _(type, x, **attrs):
     return TensorType(type.dtype, x.shape)
-
-
-def _seed_expression_rule(change: str, *kinds: type) -> Any:
-    """Seed a faulty rule for classes of expressions: ``(original, emitter, expression)``."""
-
-    def declare(faulty):
-        def patch_rules(registry):
-            rules = {kind: partial(faulty, EXPR_RULES[kind]) for kind in kinds}
-            with patch.dict(EXPR_RULES, rules):
-                yield
-
-        return FAULTS.patch("size expressions", change, levels=DYNAMIC)(patch_rules)
-
-    return declare
 
 
 @_seed_expression_rule("a quotient is rounded towards zero", FloorDiv)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import clika_ref_cleanup.push_transposes as transposes
 from clika_ref_cleanup import layouts
 
@@ -22,10 +20,13 @@ def _(original, order):
     return order
 
 
-@FAULTS.patch("push-transposes", "a cumulative sum is treated as elementwise", levels=("passes",))
-def _(registry):
-    with patch.object(layouts, "LAYOUT_AGNOSTIC", layouts.LAYOUT_AGNOSTIC | {"cumsum"}):
-        yield
+FAULTS.substitute(
+    "push-transposes",
+    "a cumulative sum is treated as elementwise",
+    layouts,
+    "LAYOUT_AGNOSTIC",
+    layouts.LAYOUT_AGNOSTIC | {"cumsum"},
+)
 
 
 @FAULTS.rule("push-transposes", "the order of the remaining dims is not compared", transposes, "reduce_before_permute")

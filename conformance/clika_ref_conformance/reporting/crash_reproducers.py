@@ -28,9 +28,9 @@ from clika_ref.reporting.console import is_quiet, progress_console
 from clika_ref.serialization.atomic_files import write_atomically
 from clika_ref_conformance.cases import CaseRun, GraphCase, Outcome, Task
 from clika_ref_conformance.execution.levels import import_level
-from clika_ref_conformance.execution.messages import WorkerSetup, task_of_json
+from clika_ref_conformance.execution.messages import WorkerSetup
 from clika_ref_conformance.execution.run import RunPlan, make_setup
-from clika_ref_conformance.execution.worker import make_suite
+from clika_ref_conformance.execution.worker import start_suite
 from clika_ref_conformance.execution.worker_process import START_TIMEOUT_S
 from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reproducing.repro_script import limit_memory
@@ -139,10 +139,8 @@ def _run_in_process(request: bytes, seconds: float) -> None:
 def main() -> None:
     """Read a request, run its check, and write each case before it is run."""
     request = json.load(sys.stdin)
-    setup, task = WorkerSetup.of_json(request["setup"]), task_of_json(request["task"])
-    sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
-    torch.set_num_threads(1)
-    suite = make_suite(setup)
+    setup, suite = start_suite(request["setup"])
+    task = Task.of_json(request["task"])
     limit_memory(setup.profile.memory_bytes)
     comparison = Comparison(Verdict(request["verdict"]), request["message"])
 

@@ -140,8 +140,7 @@ def _read(document: Mapping[str, Any]) -> Report:
 
 
 def _read_task(entry: Mapping[str, Any]) -> TaskReport:
-    level, subject, dtype = (str(entry[key]) for key in ("level", "subject", "dtype"))
-    task = Task(level, subject, dtype, bool(entry["dynamic"]))
+    task = Task.of_json(entry)
     verdicts = {
         Verdict(verdict): _read_count(count, f"{task} {verdict}") for verdict, count in entry["verdicts"].items()
     }

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from clika_ref.serialization.atomic_files import write_atomically
 from clika_ref_conformance.reporting.report import Detail, Report, TaskReport
-from clika_ref_conformance.reporting.repro_commands import format_commands
 from clika_ref_conformance.verdicts import PROVING_VERDICTS
 
 JUNIT_FILE = "junit.xml"
@@ -66,7 +65,7 @@ def _format_detail(detail: Detail, report: Report) -> str:
     lines = [f"{detail.verdict} in {detail.check}" + f" on the inputs {detail.run}" * bool(detail.run)]
     lines += [detail.comparison.message, *(f"{key}: {value}" for key, value in detail.facts.items())]
     if detail.reproducer:
-        lines += ["# in the folder of the report:", format_commands(detail.reproducer, report)]
+        lines += ["# in the folder of the report:", report.format_commands(detail.reproducer)]
     return "\n".join(filter(None, lines))
 
 

@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 from clika_ref_conformance.profiles import ALL_DTYPES
 from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, find_worst_verdict
-from clika_ref_conformance.reporting.repro_commands import format_commands
 from clika_ref_conformance.verdicts import Verdict
 
 STYLE_BY_VERDICT = {
@@ -186,5 +185,5 @@ def _make_case(entry: TaskReport, detail: Detail, report: Report, prefix: str) -
         "listing": detail.listing,
         "reproducer": path,
         "href": "/".join(quote(part) for part in (*prefix.split("/"), *path.split("/"))) if path else "",
-        "commands": format_commands(path, report, prefix) if path else "",
+        "commands": report.format_commands(path, prefix) if path else "",
     }

@@ -107,7 +107,7 @@ def _repeat_check(found: Reproducer, suite: Suite) -> Outcome:
 
 def _repeat_pass(found: Reproducer, suite: Suite) -> Outcome:
     """Check the pass of a task, or all passes in the orders of its check, by the rules for passes again."""
-    passes = {**suite.registry.passes, **{p.name: p for p in suite.target.passes()}}
+    passes = suite.passes
     if found.task.subject not in passes:
         msg = f"cannot replay {found.path}: there is no pass {found.task.subject!r}. Install its plugin."
         raise ReportError(msg)
@@ -145,7 +145,7 @@ def read_reproducer(path: Path, registry: Registry) -> Reproducer:
         meta = json.loads(files["meta.json"])
         _check_format(meta["format"])
         case = _read_case(files, meta, registry)
-        task = _read_task(meta["task"])
+        task = Task.of_json(meta["task"])
         texts = [meta[key] for key in ("target", "verdict", "message", "check")]
         profile = _read_profile(meta)
     except (ModelError, PassError, ReportError) as error:
@@ -178,11 +178,6 @@ def _check_format(written: int) -> None:
         remedy = "Update it." if written > REPRODUCER_FORMAT else "A development version wrote it; run again."
         msg = f"it has format {written}, but this suite reads format {REPRODUCER_FORMAT}. {remedy}"
         raise ReportError(msg)
-
-
-def _read_task(entry: Mapping[str, Any]) -> Task:
-    level, subject, dtype = (str(entry[key]) for key in ("level", "subject", "dtype"))
-    return Task(level, subject, dtype, bool(entry["dynamic"]))
 
 
 def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Registry) -> GraphCase:

@@ -14,9 +14,8 @@ from clika_ref_cli.exit_status import Status, report_errors
 
 from clika_ref.core.registry import load_registry
 from clika_ref.reporting.console import result_console
+from clika_ref_conformance.execution.case_checks import has_memory_error
 from clika_ref_conformance.execution.error_attribution import reset_sigint
-from clika_ref_conformance.execution.worker_exit import has_memory_error
-from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.reporting.replay import read_reproducer
 from clika_ref_conformance.reporting.report_commands import replay_and_show
 from clika_ref_conformance.reproducing.repro_script import limit_memory
@@ -59,20 +58,16 @@ def main() -> None:
     reset_sigint()
     try:
         with report_errors(debug=bool(debug), default=Status.MISUSE):
-            _set_limits(read_reproducer(Path(path), load_registry()).profile)
+            profile = read_reproducer(Path(path), load_registry()).profile
+            faulthandler.enable()  # print a traceback when this process ends, as in a run
+            faulthandler.dump_traceback_later(profile.case_seconds, exit=True)
+            limit_memory(profile.memory_bytes)
             status = replay_and_show(Path(path), target)
     except typer.Exit as stated:
         status = stated.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(STATUS_OFFSET + status)  # skip the runtime's cleanup at exit, as in a run
-
-
-def _set_limits(profile: Profile) -> None:
-    """Limit the time and the memory of this process as in the run, and print a traceback when it ends."""
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(profile.case_seconds, exit=True)
-    limit_memory(profile.memory_bytes)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +113,25 @@ class Report:
     def failures(self) -> int:
         """Number of failed checks."""
         return sum(count for verdict, count in self.counts.items() if verdict.is_failure)
+
+    def format_commands(self, reproducer: str, prefix: str = ".") -> str:
+        """Return the commands that repeat a case.
+
+        Args:
+            reproducer: its zip, relative to the folder of the report.
+            prefix: path from the commands' working directory to the folder of the report.
+        """
+        place = posixpath.normpath(posixpath.join(prefix, reproducer))
+        path, folder = shlex.quote(place), shlex.quote(place.removesuffix(".zip"))
+        home = self.target_folder  # importable from any working directory, in addition to the existing PYTHONPATH
+        found = f"PYTHONPATH={shlex.quote(home)}${{PYTHONPATH:+:$PYTHONPATH}} " if home else ""
+        option = f" --target {shlex.quote(self.target)}" if ":" in self.target else ""  # a zip must not select code
+        return (
+            f"{found}clika-ref conformance replay {path}{option}\n"
+            "# or without the suite: it needs torch, numpy, clika-ref, and the plugins of the target and the "
+            "operators\n"
+            f"python -m zipfile -e {path} {folder} && {found}python {folder}/repro.py"
+        )
 
     @property
     def levels(self) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reporting.report import SEVERITY_BY_VERDICT, Detail, Report, TaskReport, UnrunChecks
-from clika_ref_conformance.verdicts import COUNT_FIELDS, Verdict
+from clika_ref_conformance.verdicts import Verdict, sum_counts
 
 MAX_LISTING_BYTES = 2**20
 """Larger facts of a reproducer are not read for the listing, to keep the report small."""
@@ -55,7 +55,7 @@ def _make_task_report(task: Task, results: Sequence[CheckResult], folder: Path |
         task,
         {verdict: counts[verdict] for verdict in verdicts},
         [_make_detail(result, folder) for result in chosen],
-        **{key: sum(getattr(result.comparison, key) for result in results) for key in COUNT_FIELDS},
+        **sum_counts([result.comparison for result in results]),
         seconds=sum(result.seconds for result in results),
     )
 

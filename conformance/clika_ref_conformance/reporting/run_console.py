@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +19,6 @@ from clika_ref_conformance.reporting.json_report import write_json
 from clika_ref_conformance.reporting.junit import write_junit
 from clika_ref_conformance.reporting.report_builder import make_report
 from clika_ref_conformance.reproducing.reproducers import remove_stale_cases
-from clika_ref_conformance.verdicts import Verdict
 
 PROGRESS_LINE_SECONDS = 30.0
 """Interval between progress lines if the output is not a terminal."""
@@ -134,14 +132,11 @@ def _indent(text: str) -> str:
 
 
 def _format_summary(record: RunRecord) -> str:
-    counts = ", ".join(f"{count:,} {verdict}" for verdict, count in _order_counts(record))
+    ordered = sorted(record.counts.items(), key=lambda item: (item[0].is_failure, item[1]), reverse=True)
+    counts = ", ".join(f"{count:,} {verdict}" for verdict, count in ordered)
     short = "COUNTS DO NOT ADD UP" if record.find_accounting_errors() else "PROVES TOO LITTLE"
     outcome = {0: "passed", 1: "FAILED", 3: short}[record.exit_code]
     return (
         f"{record.target} {outcome}: {record.planned:,} checks of {len(record.plan):,} tasks in "
         f"{format_duration(record.seconds)} ({record.profile}, seed {record.seed}): {counts or 'none'}"
     )
-
-
-def _order_counts(record: RunRecord) -> Sequence[tuple[Verdict, int]]:
-    return sorted(record.counts.items(), key=lambda item: (item[0].is_failure, item[1]), reverse=True)

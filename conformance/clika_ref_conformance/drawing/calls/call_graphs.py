@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import make_symbol
 from clika_ref.core.types import TensorType
+from clika_ref_conformance.eager_calls import call_eagerly
 
 MAX_RESULT_DIM = 10_000
 """Maximum size of a result dim; larger ones waste memory."""
@@ -22,7 +23,8 @@ def build_call_graph(op: Operator, operands: Sequence[Any], attrs: dict[str, Any
     """Return a graph of one call, with an input ``x0``, ``x1``, ... for each tensor operand."""
     graph = Graph(op.name)
     inputs = _add_inputs(graph, operands)
-    node = graph.insert(Node(op, inputs, attrs), _infer_result_types(op, inputs, operands, attrs))
+    types = infer_result_types(op, inputs, attrs, lambda: call_eagerly(op, operands, attrs))
+    node = graph.insert(Node(op, inputs, attrs), types)
     for value in node.outputs:
         graph.add_output(value)
     return graph
@@ -46,17 +48,18 @@ def _add_inputs(graph: Graph, operands: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _infer_result_types(
-    op: Operator, inputs: list[Any], operands: Sequence[Any], attrs: dict[str, Any]
+def infer_result_types(
+    op: Operator, inputs: Sequence[Any], attrs: Mapping[str, Any], call: Callable[[], Sequence[torch.Tensor]]
 ) -> tuple[TensorType, ...]:
-    """Return the inferred output types; data-dependent sizes become symbols, as a lowering must not know them."""
+    """Return the inferred types of the outputs.
+
+    If sizes depend on the data, all dims of the results of ``call`` become symbols, as a lowering must not know them.
+    """
     try:
         return infer_types(op, inputs, attrs)
     except PassError as error:
         if "depends on the data" not in str(error):
             raise
-    results = op(*operands, **attrs)
-    results = [results] if isinstance(results, torch.Tensor) else list(results)
     return tuple(
-        TensorType(r.dtype, tuple(make_symbol(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(results)
+        TensorType(r.dtype, tuple(make_symbol(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(call())
     )

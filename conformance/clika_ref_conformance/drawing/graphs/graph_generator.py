@@ -114,8 +114,8 @@ class GraphGenerator:
         }
         node = self.builder.add_call(op, [operands.get(id(o), o) for o in call.operands], call.attrs)
         if node is not None:
-            new = {id(o): o for o in call.operands if _is_input(operands.get(id(o)))}
-            self.samples.extend(new.values())
+            leaves = {i: leaf for i, leaf in operands.items() if isinstance(leaf, LeafTensor) and not leaf.constant}
+            self.samples.extend({id(o): o for o in call.operands if id(o) in leaves}.values())
         return node
 
     def count_rejections(self, op: Operator) -> int:
@@ -215,7 +215,3 @@ def _is_informative(tensor: torch.Tensor) -> bool:
         return True
     finite = tensor.isfinite()
     return 2 * int(finite.sum()) >= tensor.numel() and not bool((tensor[finite].abs() > MAX_OPERAND_VALUE).any())
-
-
-def _is_input(operand: Any) -> bool:
-    return isinstance(operand, LeafTensor) and not operand.constant

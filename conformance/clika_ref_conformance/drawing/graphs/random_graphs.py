@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
@@ -20,7 +21,9 @@ from clika_ref_conformance.drawing.eager_values import (
     is_zero_sign_sensitive,
     type_of,
 )
+from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.graph_generator import DEFAULT_RANGE, GraphGenerator, accept_all
+from clika_ref_conformance.suite import Suite
 
 MIN_NODES, MAX_NODES = 6, 30
 """Minimum and maximum number of nodes of a graph."""
@@ -99,6 +102,17 @@ def make_graph_case_strategy(
         return make_case(drawing, f"grown-{seed}", random)
 
     return st.integers(0, 2**62).map(grow_case)
+
+
+def draw_graph_cases(suite: Suite, count: int, seed: int) -> list[GraphCase]:
+    """Return random graphs of nodes that the target of a suite supports, or fewer if there are no more."""
+    operators = select_graph_operators(suite.registry.operators)
+    return collect(make_graph_case_strategy(operators, suite.target.unsupported_reason), count, seed)
+
+
+def compute_graph_seed(name: str, suite: Suite) -> int:
+    """Return a seed for the graphs of a task or level, which differs between the seeds of a profile."""
+    return zlib.crc32(f"{name}/{suite.profile.seed}".encode()) % 2**24
 
 
 SPECIAL_VALUES = (math.nan, math.inf, -math.inf, -0.0)

@@ -44,16 +44,10 @@ def _is_equal(case: GraphCase, changed: GraphCase) -> bool:
     return True
 
 
-def _shuffle_uses(graph: Graph, random: Random, *, floating: bool = False) -> list[tuple[Value, Use]]:
-    """Return every use of a value by a node, in random order."""
+def _shuffle_uses(graph: Graph, random: Random) -> list[tuple[Value, Use]]:
+    """Return every use of a float by a node, in random order."""
     values = [*graph.inputs, *graph.constants.values(), *(v for n in graph.nodes for v in n.outputs)]
-    found = [
-        (v, use)
-        for v in values
-        if v.type.dtype.is_floating_point or not floating
-        for use in v.uses
-        if isinstance(use.user, Node)
-    ]
+    found = [(v, use) for v in values if v.type.dtype.is_floating_point for use in v.uses if isinstance(use.user, Node)]
     random.shuffle(found)
     return found
 
@@ -65,7 +59,7 @@ def _rewrite_use(
     case: GraphCase, operators: Operators, random: Random, rewrite: Rewrite, rank: int = 0
 ) -> GraphCase | None:
     """Replace a value by the result of ``rewrite`` for one of its readers."""
-    for value, use in _shuffle_uses(case.graph, random, floating=True):
+    for value, use in _shuffle_uses(case.graph, random):
         if value.type.rank >= rank and isinstance(use.user, Node):
             made = rewrite(Builder(case.graph, operators, use.user), value)
             case.graph.set_input(use.user, int(use.position), made)
@@ -92,7 +86,7 @@ def _add_zero(case: GraphCase, operators: Operators, random: Random) -> GraphCas
 
 
 def _insert_dead_code(case: GraphCase, operators: Operators, random: Random) -> GraphCase | None:
-    for value, use in _shuffle_uses(case.graph, random, floating=True):
+    for value, use in _shuffle_uses(case.graph, random):
         if isinstance(use.user, Node):
             build = Builder(case.graph, operators, use.user)
             build("mul", build("neg", value), value)

@@ -12,23 +12,16 @@ from clika_ref_conformance.cases import CaseRun, GraphCase
 
 def shrink_motif(case: GraphCase, is_kept: Callable[[GraphCase], bool]) -> GraphCase:
     """Remove nodes and outputs from a case while ``is_kept`` holds; results of a removed node become inputs."""
-    again = True
-    while again:
-        again = False
-        for smaller in _make_smaller_cases(case):
-            if is_kept(smaller):
-                case, again = smaller, True
-                break
+    while (smaller := next(filter(is_kept, _make_smaller_cases(case)), None)) is not None:
+        case = smaller
     return case
 
 
 def _make_smaller_cases(case: GraphCase) -> Iterator[GraphCase]:
     if len(case.graph.outputs) > 1:
-        for position in range(len(case.graph.outputs)):
-            yield cut_case(case, None, drop=position)
+        yield from (cut_case(case, None, drop=position) for position in range(len(case.graph.outputs)))
     if len(case.graph) > 1:
-        for position in range(len(case.graph)):
-            yield cut_case(case, position)
+        yield from (cut_case(case, position) for position in range(len(case.graph)))
 
 
 def cut_case(case: GraphCase, position: int | None, drop: int | None = None) -> GraphCase:

@@ -28,7 +28,6 @@ def embed_motif(
     swarm += random.choices(sorted(operators), k=3)
     pool: list[Value] = []
     _draw_nodes(random, drawing, pool, swarm, operators)
-    own: list[Value] = []
     new.add_leaves()
     for value in motif.graph.inputs:
         alike = [v for v in pool if v.type == value.type]

@@ -15,7 +15,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass
-from clika_ref.core.rewriter import Rule, apply_rules
+from clika_ref.core.rewriter import apply_rules
 from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder
 from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS, CallGenerator
@@ -94,21 +94,13 @@ def make_goals(p: Pass, operators: Mapping[str, Operator]) -> list[MotifGoal]:
     rules = [
         MotifGoal(
             f"rule {r.name}",
-            _make_rule_check(r, operators),
-            _select_op_types(r, operators),
+            lambda graph, r=r: apply_rules(graph, [r], operators) > 0,
+            tuple(kind for kind in r.kinds if kind in operators),
             find_operator_groups(r, operators),
         )
         for r in collect_rules(p)
     ]
     return [MotifGoal("pass", is_changed, (), find_operator_groups(p, operators)), *rules]
-
-
-def _make_rule_check(rule: Rule, operators: Mapping[str, Operator]) -> FiresCheck:
-    return lambda graph: apply_rules(graph, [rule], operators) > 0
-
-
-def _select_op_types(rule: Rule, operators: Mapping[str, Operator]) -> tuple[str, ...]:
-    return tuple(kind for kind in rule.kinds if kind in operators)
 
 
 def find_motifs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, wraps
 from itertools import product
 from random import Random
 from typing import Any
@@ -28,44 +28,41 @@ NearMissMaker = Callable[[GraphCase, Operators], Iterator[GraphCase | None]]
 """Yields the near misses of a motif; None for an illegal one."""
 
 
-def _change_calls(
-    case: GraphCase, changes: Callable[[Node], Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]]
-) -> Iterator[GraphCase | None]:
-    """Yield the case with one call changed, for each node and each of its changes."""
-    for position, node in enumerate(case.graph.nodes):
-        for description, inputs, attrs in changes(node) if node.op_type not in UNSAFE_OPERATORS else ():
-            new = CaseRebuilder.with_leaves(case)
-            legal = all(
-                new.take(n, inputs, attrs) if n is node else new.take(n) for n in case.graph.nodes
-            )  # fmt: skip
-            yield new.finish(f"{node.op_type} {position}: {description}") if legal else None
+CallChanges = Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]
+"""Changes of one call: a description, the new operands, and the new attributes."""
 
 
-def change_attribute(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
+def _of_each_call(changes: Callable[[Node], CallChanges]) -> NearMissMaker:
+    """Return the function that yields a case with one call changed, for each node and each of its changes."""
+
+    @wraps(changes)
+    def change_calls(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
+        for position, node in enumerate(case.graph.nodes):
+            for description, inputs, attrs in changes(node) if node.op_type not in UNSAFE_OPERATORS else ():
+                new = CaseRebuilder.with_leaves(case)
+                legal = all(new.take(n, inputs, attrs) if n is node else new.take(n) for n in case.graph.nodes)
+                yield new.finish(f"{node.op_type} {position}: {description}") if legal else None
+
+    return change_calls
+
+
+@_of_each_call
+def change_attribute(node: Node) -> CallChanges:
     """Give one attribute another value: a near one, or one from the operator's samples."""
-
-    def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
-        for name, value in node.attrs.items():
-            for other in find_alternative_values(node.op, name, value):
-                yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
-
-    return _change_calls(case, changes)
+    for name, value in node.attrs.items():
+        others = (*_make_near_values(value), *_sample_attribute(node.op, name))
+        for other in _drop_equal_values(value, others)[:MAX_OTHER_VALUES]:
+            yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
 
 
-def change_attribute_sort(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
+@_of_each_call
+def change_attribute_sort(node: Node) -> CallChanges:
     """Give one attribute a value of another sort from the operator's samples, one for each sort."""
-
-    def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
-        for name, value in node.attrs.items():
-            others = {
-                classify_attribute(other): other
-                for other in _sample_attribute(node.op, name)
-                if classify_attribute(other) != classify_attribute(value)
-            }
-            for other in [*others.values()][:MAX_OTHER_SORTS]:
-                yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
-
-    return _change_calls(case, changes)
+    for name, value in node.attrs.items():
+        others = {classify_attribute(other): other for other in _sample_attribute(node.op, name)}
+        others.pop(classify_attribute(value), None)
+        for other in [*others.values()][:MAX_OTHER_SORTS]:
+            yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
 
 
 def classify_attribute(value: Any) -> Any:
@@ -76,11 +73,6 @@ def classify_attribute(value: Any) -> Any:
     if isinstance(value, tuple):
         return len(value), value == tuple(sorted(value, key=repr)), len(set(value)) < len(value)
     return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
-
-
-def find_alternative_values(op: Operator, name: str, value: Any) -> list[Any]:
-    """Return other values of an attribute: near ones, and those in the operator's samples."""
-    return _drop_equal_values(value, (*_make_near_values(value), *_sample_attribute(op, name)))[:MAX_OTHER_VALUES]
 
 
 def find_sample_values(op: Operator, name: str, value: Any) -> list[Any]:
@@ -137,31 +129,25 @@ def sample_attributes(op: Operator) -> list[Mapping[str, Any]]:
     ]
 
 
-def swap_operands(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
+@_of_each_call
+def swap_operands(node: Node) -> CallChanges:
     """Swap the first two operands of a call, or use the first for both."""
-
-    def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
-        if len(node.inputs) > 1:
-            first, second, *rest = node.inputs
-            yield "swapped", [second, first, *rest], node.attrs
-            yield "same operand twice", [first, first, *rest], node.attrs
-
-    return _change_calls(case, changes)
+    if len(node.inputs) > 1:
+        first, second, *rest = node.inputs
+        yield "swapped", [second, first, *rest], node.attrs
+        yield "same operand twice", [first, first, *rest], node.attrs
 
 
 REPLACEMENT_NUMBERS = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, math.nan, math.inf, True)
 
 
-def change_scalar(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
+@_of_each_call
+def change_scalar(node: Node) -> CallChanges:
     """Replace a number by another type or value, or by a tensor of rank 0 or 1, and a tensor by a number."""
-
-    def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
-        for i, item in enumerate(node.inputs):
-            for other in _make_replacement_scalars(item):
-                shown = f"tensor of rank {other.tensor.ndim}" if isinstance(other, LeafTensor) else repr(other)
-                yield f"operand {i} is {shown}", [*node.inputs[:i], other, *node.inputs[i + 1 :]], node.attrs
-
-    return _change_calls(case, changes)
+    for i, item in enumerate(node.inputs):
+        for other in _make_replacement_scalars(item):
+            shown = f"tensor of rank {other.tensor.ndim}" if isinstance(other, LeafTensor) else repr(other)
+            yield f"operand {i} is {shown}", [*node.inputs[:i], other, *node.inputs[i + 1 :]], node.attrs
 
 
 def _make_replacement_scalars(item: Any) -> Iterator[Any]:
@@ -338,16 +324,13 @@ def _make_special_runs(case: GraphCase) -> list[CaseRun]:
 def enlarge_constants(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Scale a constant close to its dtype's maximum, and the leaves next to it so low that no sum overflows."""
     leaves = CaseRebuilder.of(case).leaves
-    floats = {value for value, tensor in leaves if _has_float_elements(tensor)}
+    floats = {value for value, tensor in leaves if tensor.is_floating_point() and tensor.numel()}
     for value in (v for v, _ in leaves if v.is_constant and v in floats):
-        beside = {v for use in value.uses for v in _values_of(use.user)} - {value}
+        readers = [use.user for use in value.uses if isinstance(use.user, Node)]
+        beside = {v for node in readers for v in node.inputs if isinstance(v, Value)} - {value}
         if beside and beside <= floats:
             new = CaseRebuilder.rebuild(case, partial(_scale_leaf, value, beside))
             yield None if new is None else new.finish(f"%{value.name} is large")
-
-
-def _values_of(user: Any) -> list[Value]:
-    return [item for item in user.inputs if isinstance(item, Value)] if isinstance(user, Node) else []
 
 
 DTYPE_MAX_SHARE = 0.9
@@ -362,10 +345,6 @@ def _scale_leaf(large: Value, small: Container[Value], value: Value, leaf: LeafT
         torch.full_like(tensor, DTYPE_MAX_SHARE * most).copysign(tensor) if value is large else tensor * most**-0.25
     )
     return replace(leaf, tensor=scaled)
-
-
-def _has_float_elements(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0
 
 
 INTEGER_DTYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)

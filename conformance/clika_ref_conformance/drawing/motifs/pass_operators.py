@@ -75,7 +75,10 @@ def _parts(item: Any, package: str) -> list[Any]:
     if isinstance(item, type):
         return [part for name, part in vars(item).items() if name not in {"__module__", "__doc__"}]
     cells = [cell.cell_contents for cell in item.__closure__ or ()]
-    return [*cells, *_constants(item.__code__), *_globals(item)]
+    codes = [*_codes(item.__code__)]
+    constants = [c for code in codes for c in code.co_consts if not isinstance(c, CodeType)]
+    names = sorted({name for code in codes for name in code.co_names} & item.__globals__.keys())
+    return [*cells, *constants, *(item.__globals__[name] for name in names)]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -83,12 +86,3 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def _constants(code: CodeType) -> list[Any]:
-    return [c for part in _codes(code) for c in part.co_consts if not isinstance(c, CodeType)]
-
-
-def _globals(function: FunctionType) -> list[Any]:
-    names = {name for part in _codes(function.__code__) for name in part.co_names}
-    return [function.__globals__[name] for name in sorted(names) if name in function.__globals__]

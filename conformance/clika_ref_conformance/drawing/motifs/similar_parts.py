@@ -64,13 +64,12 @@ def use_similar_literals(case: GraphCase, _: Operators) -> Iterator[GraphCase | 
     for kind, (one, other) in product(kinds, SIMILAR_NUMBERS):
         nodes = [node for node in case.graph.nodes if node.op_type == kind]
         new = CaseRebuilder.with_leaves(case)
-        numbers = {id(node): other if node is nodes[-1] and len(nodes) > 1 else one for node in nodes}
-        legal = all(new.take(n, _replace_numbers(n, numbers[id(n)]) if n in nodes else None) for n in case.graph.nodes)
+        inputs: dict[Node, list[Any]] = {}
+        for node in nodes:
+            number = other if node is nodes[-1] and len(nodes) > 1 else one
+            inputs[node] = [number if isinstance(v, int | float) else v for v in node.inputs]
+        legal = all(new.take(node, inputs.get(node)) for node in case.graph.nodes)
         yield new.finish(f"{kind} with {one!r} and {other!r}") if legal else None
-
-
-def _replace_numbers(node: Node, number: float) -> list[Any]:
-    return [number if isinstance(v, int | float) else v for v in node.inputs]
 
 
 SIMILAR_CALL_COUNT = 24

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import starmap
 from typing import Any
 
 import sympy
@@ -36,7 +39,7 @@ def reduce_case(case: GraphCase, fails: FailurePredicate, seconds: float) -> Gra
 
     """
     search = _ReductionSearch(fails, time.monotonic() + seconds)
-    single = next((c for run in case.runs if search.accepts(c := replace(case, runs=[run]))), None)
+    single = next(filter(search.accepts, (replace(case, runs=[run]) for run in case.runs)), None)
     if single is None:
         return _remove_runs(case, search)
     try:
@@ -107,11 +110,8 @@ BuildSubgraph = Callable[[_Subgraph], GraphCase | None]
 
 def _keep_one_output(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
     """Keep one failing output and the nodes it needs, or all outputs if no single one fails."""
-    for value in dict.fromkeys(cut.outputs):
-        candidate = _Subgraph(_select_ancestors(nodes, cut.nodes, (value,)), (value,))
-        if search.accepts(made(candidate)):
-            return candidate
-    return cut
+    cuts = (_Subgraph(_select_ancestors(nodes, cut.nodes, (v,)), (v,)) for v in dict.fromkeys(cut.outputs))
+    return next((c for c in cuts if search.accepts(made(c))), cut)
 
 
 def _select_ancestors(nodes: list[Node], kept: Iterable[int], outputs: Iterable[Value]) -> tuple[int, ...]:
@@ -126,26 +126,18 @@ def _select_ancestors(nodes: list[Node], kept: Iterable[int], outputs: Iterable[
 
 def _bisect_nodes(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
     """Cut off the longest unneeded head, and then the longest unneeded tail, by bisection."""
-    low, high = 0, len(cut.nodes) - 1
-    while low < high:  # keeping from `low` on fails
-        middle = (low + high + 1) // 2
-        rest = cut.nodes[middle:]
-        if search.accepts(made(_Subgraph(rest, cut.outputs))):
-            low = middle
-        else:
-            high = middle - 1
-    cut = _Subgraph(cut.nodes[low:], cut.outputs)
-    low, high = 1, len(cut.nodes)
-    while low < high:  # keeping up to `high` fails
-        middle = (low + high) // 2
-        front = cut.nodes[:middle]
-        if search.accepts(made(_Subgraph(front, _sinks(nodes, front)))):
-            high = middle
-        else:
-            low = middle + 1
-    front = cut.nodes[:high]
-    shorter = _Subgraph(front, _sinks(nodes, front))
-    return shorter if high < len(cut.nodes) and search.accepts(made(shorter)) else cut
+
+    def fails_from(start: int) -> bool:
+        return search.accepts(made(_Subgraph(cut.nodes[start:], cut.outputs)))
+
+    def keep_front(end: int) -> _Subgraph:
+        return _Subgraph(cut.nodes[:end], _sinks(nodes, cut.nodes[:end]))
+
+    head = bisect_left(range(1, len(cut.nodes)), True, key=lambda start: not fails_from(start))
+    cut = _Subgraph(cut.nodes[head:], cut.outputs)
+    ends = range(1, len(cut.nodes))
+    shorter = keep_front(1 + bisect_left(ends, True, key=lambda end: search.accepts(made(keep_front(end)))))
+    return shorter if len(shorter.nodes) < len(cut.nodes) and search.accepts(made(shorter)) else cut
 
 
 def _sinks(nodes: list[Node], kept: Sequence[int]) -> tuple[Value, ...]:
@@ -156,37 +148,35 @@ def _sinks(nodes: list[Node], kept: Sequence[int]) -> tuple[Value, ...]:
 
 def _remove_nodes(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
     """Drop nodes one by one, turning their results into inputs, until all are needed."""
-    progress = True
-    while progress and len(cut.nodes) > 1:
-        progress = False
-        for index in cut.nodes:
-            rest = tuple(i for i in cut.nodes if i != index)
-            lost = set(nodes[index].outputs)
-            kept = tuple(v for v in cut.outputs if v not in lost)
-            sinks = _sinks(nodes, rest)
-            cuts = (
+    while len(cut.nodes) > 1:
+        smaller = next((c for c in _cut_each_node(cut, nodes) if search.accepts(made(c))), None)
+        if smaller is None:
+            break
+        cut = smaller
+    return cut
+
+
+def _cut_each_node(cut: _Subgraph, nodes: list[Node]) -> Iterator[_Subgraph]:
+    """Yield parts of a graph without one of its nodes: with the same other outputs, or with all unread results."""
+    for index in cut.nodes:
+        rest = tuple(i for i in cut.nodes if i != index)
+        kept = tuple(v for v in cut.outputs if v not in nodes[index].outputs)
+        sinks = _sinks(nodes, rest)
+        yield from dict.fromkeys(
+            (
                 _Subgraph(_select_ancestors(nodes, rest, kept), kept),
                 _Subgraph(_select_ancestors(nodes, rest, sinks), sinks),
                 _Subgraph(rest, kept),
             )
-            for candidate in dict.fromkeys(cuts):
-                if search.accepts(made(candidate)):
-                    cut, progress = candidate, True
-                    break
-            if progress:
-                break
-    return cut
+        )
 
 
 def _remove_outputs(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
     """Drop outputs one by one, with the nodes that only they need, or without if the case must keep these."""
     for value in cut.outputs:
         outputs = tuple(v for v in cut.outputs if v is not value)
-        for kept in (_select_ancestors(nodes, cut.nodes, outputs), cut.nodes):
-            candidate = _Subgraph(kept, outputs)
-            if search.accepts(made(candidate)):
-                cut = candidate
-                break
+        cuts = (_Subgraph(kept, outputs) for kept in (_select_ancestors(nodes, cut.nodes, outputs), cut.nodes))
+        cut = next((c for c in cuts if search.accepts(made(c))), cut)
     return cut
 
 
@@ -269,18 +259,12 @@ def _copy_symbols(whole: Graph, part: Graph) -> None:
 
 def _bypass_nodes(case: GraphCase, search: _ReductionSearch) -> GraphCase:
     """Remove nodes by letting their readers read an operand of the same type, as long as the case fails."""
-    progress = True
-    while progress:
-        progress = False
-        for index, node in enumerate(case.graph.nodes):
-            for position, operand in enumerate(node.inputs):
-                candidate = _bypass_node(case, index, position)
-                if isinstance(operand, Value) and candidate is not None and search.accepts(candidate):
-                    case, progress = candidate, True
-                    break
-            if progress:
-                break
-    return case
+    while True:
+        places = ((i, p) for i, node in enumerate(case.graph.nodes) for p in range(len(node.inputs)))
+        smaller = next(filter(search.accepts, starmap(partial(_bypass_node, case), places)), None)
+        if smaller is None:
+            return case
+        case = smaller
 
 
 def _bypass_node(case: GraphCase, index: int, position: int) -> GraphCase | None:
@@ -289,41 +273,41 @@ def _bypass_node(case: GraphCase, index: int, position: int) -> GraphCase | None
     operand = node.inputs[position]
     if not isinstance(operand, Value) or len(node.outputs) != 1 or operand.type != node.output.type or len(graph) == 1:
         return None
-    if node.output.name in {s.source.name for s in graph.symbols.values()}:
+    sources = {symbol.source.name for symbol in graph.symbols.values()}
+    if node.output.name in sources:
         return None
     graph.replace(node.output, operand)
     graph.erase(node)
     graph.drop_unused_constants()
-    kept = [i for i, v in enumerate(graph.inputs) if v.uses or _is_symbol_source(graph, v)]
+    kept = [i for i, v in enumerate(graph.inputs) if v.uses or v.name in sources]
     run = case.runs[0]
     run = CaseRun(run.name, tuple(run.inputs[i] for i in kept))
     graph.inputs[:] = [graph.inputs[i] for i in kept]
     return replace(case, graph=graph, runs=[run], facts={**case.facts, "nodes": len(graph)})
 
 
-def _is_symbol_source(graph: Graph, value: Value) -> bool:
-    return any(s.source.name == value.name for s in graph.symbols.values())
-
-
 def _simplify_elements(case: GraphCase, search: _ReductionSearch) -> GraphCase:
     """Simplify the elements of inputs and constants, one tensor at a time: zeros, ones, or integers."""
-    for position in range(len(case.runs[0].inputs)):
-        for plain in _make_simpler_tensors(case.runs[0].inputs[position]):
-            inputs = list(case.runs[0].inputs)
-            inputs[position] = plain
-            candidate = replace(case, runs=[replace(case.runs[0], inputs=tuple(inputs))])
-            if search.accepts(candidate):
-                case = candidate
-                break
-    for name in case.graph.constants:
-        data = case.graph.constants[name].data
-        for plain in _make_simpler_tensors(data) if data is not None else ():
-            graph = case.graph.clone()
-            graph.constants[name].data = plain
-            if search.accepts(candidate := replace(case, graph=graph)):
-                case = candidate
-                break
+    for position, tensor in enumerate(case.runs[0].inputs):
+        candidates = (_replace_input(case, position, plain) for plain in _make_simpler_tensors(tensor))
+        case = next(filter(search.accepts, candidates), case)
+    for name, value in case.graph.constants.items():
+        plain_tensors = _make_simpler_tensors(value.data) if value.data is not None else ()
+        candidates = (_replace_constant(case, name, plain) for plain in plain_tensors)
+        case = next(filter(search.accepts, candidates), case)
     return case
+
+
+def _replace_input(case: GraphCase, position: int, tensor: torch.Tensor) -> GraphCase:
+    run = case.runs[0]
+    inputs = (*run.inputs[:position], tensor, *run.inputs[position + 1 :])
+    return replace(case, runs=[replace(run, inputs=inputs)])
+
+
+def _replace_constant(case: GraphCase, name: str, tensor: torch.Tensor) -> GraphCase:
+    graph = case.graph.clone()
+    graph.constants[name].data = tensor
+    return replace(case, graph=graph)
 
 
 def _make_simpler_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -16,13 +16,12 @@ import torch
 
 from clika_ref.core.accuracy import DOT
 from clika_ref.core.errors import PassError
-from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.samples import Call, TensorSample, realize
-from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
+from clika_ref.core.symbols import Symbol, SymbolSource
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import CaseRun, GraphCase
-from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph, infer_result_types
 from clika_ref_conformance.drawing.symbolic.size_dependence import (
     ReplayableCall,
     SizeDecision,
@@ -75,9 +74,8 @@ class SymbolicCall:
             if drawing is None or not is_explained(self.expressions, self.replayable, drawing):
                 continue
             operands = realize_operands(drawing, name)
-            if operands is None or _infer_result_dtypes(drawing, operands) != [
-                v.type.dtype for v in self.graph.outputs
-            ]:
+            declared = [v.type.dtype for v in self.graph.outputs]
+            if operands is None or [t.dtype for t in drawing.call_eagerly(operands)] != declared:
                 continue  # bincount ignores its weights if its input is empty
             if (shapes := [tuple(t.shape) for t in self._inputs(drawing, operands)]) not in seen:
                 seen.append(shapes)
@@ -107,12 +105,6 @@ class SymbolicCall:
         weights = [v.type for v in node.inputs[1:] if isinstance(v, Value)] if node.op.error is DOT else []
         sides = [side for weight in weights for side in weight.shape if isinstance(side, sympy.Basic)]
         return set().union(*(side.free_symbols for side in sides))
-
-
-def _infer_result_dtypes(drawing: ReplayableCall, operands: Sequence[Any]) -> list[torch.dtype]:
-    with torch.no_grad():
-        results = drawing.op(*operands, **drawing.call.attrs)
-    return [t.dtype for t in ([results] if isinstance(results, torch.Tensor) else results)]
 
 
 def _tensor_operands(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -145,8 +137,7 @@ def realize_operands(drawing: ReplayableCall, name: str) -> list[Any] | None:
     generator = torch.Generator().manual_seed(zlib.crc32(f"{drawing.op.name}-{drawing.seed}-{name}".encode()))
     try:
         operands = [realize(o, generator) if isinstance(o, TensorSample) else o for o in drawing.call.operands]
-        with torch.no_grad():
-            drawing.op(*operands, **drawing.call.attrs)
+        drawing.call_eagerly(operands)
     except Exception:  # noqa: BLE001 - any exception from eager means that the call is illegal at this size
         return None
     return operands
@@ -157,10 +148,7 @@ def has_no_elements(drawing: ReplayableCall) -> bool:
     operands = realize_operands(drawing, "elements")
     if operands is None:
         return False
-    with torch.no_grad():
-        results = drawing.op(*operands, **drawing.call.attrs)
-    tensors = [*_tensor_operands(operands), *([results] if isinstance(results, torch.Tensor) else results)]
-    return any(not tensor.numel() for tensor in tensors)
+    return any(not tensor.numel() for tensor in (*_tensor_operands(operands), *drawing.call_eagerly(operands)))
 
 
 def has_size_dependent_numbers(drawing: ReplayableCall) -> bool:
@@ -184,7 +172,7 @@ def make_symbolic_call(drawing: ReplayableCall, fixed: Collection[SizeDecision] 
     free = [p for p in drawing.ranges if p not in fixed and drawing.size(p) >= 0]
     counts = find_size_numbers(drawing)
     readable = {p for p in free if _is_operand_dim(p, drawing, expressions)}
-    keeps_numbers = bool(readable) and _has_fixed_numbers(drawing)
+    keeps_numbers = bool(readable) and zlib.crc32(drawing.seed.encode()) % 2 == 0  # half of the calls
     places = [p for p in free if p in readable or (not keeps_numbers and _is_number_only(p, counts, expressions))]
     if not places:
         return "no dim of the drawn call may vary"
@@ -207,11 +195,6 @@ def make_symbolic_call(drawing: ReplayableCall, fixed: Collection[SizeDecision] 
 def _is_operand_dim(place: SizeDecision, drawing: ReplayableCall, expressions: Mapping[int, sympy.Basic]) -> bool:
     """Return whether a size is a dim of an operand."""
     return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_dims(drawing.call))
-
-
-def _has_fixed_numbers(drawing: ReplayableCall) -> bool:
-    """Return whether sizes that are no operand's dim keep their drawn number; true for half of the calls."""
-    return zlib.crc32(drawing.seed.encode()) % 2 == 0
 
 
 def _is_number_only(place: SizeDecision, counts: set[int], expressions: Mapping[int, sympy.Basic]) -> bool:
@@ -298,24 +281,12 @@ def _build_graph(
         for dim, side in enumerate(value.type.shape):
             if side in symbols and str(side) not in graph.symbols:
                 graph.symbols[str(side)] = Symbol(str(side), 0, None, SymbolSource(value.name, dim))
-    try:
-        types = infer_types(op, inputs, call.attrs)
-    except PassError as error:
-        if "depends on the data" not in str(error):
-            raise
-        types = _make_unknown_types(drawing)
+    types = infer_result_types(
+        op, inputs, call.attrs, lambda: drawing.call_eagerly(realize_operands(drawing, "types") or ())
+    )
     for value in graph.insert(Node(op, inputs, call.attrs), types).outputs:
         graph.add_output(value)
     return graph
-
-
-def _make_unknown_types(drawing: ReplayableCall) -> tuple[TensorType, ...]:
-    """Return output types with unknown dims only, as the data decides some of them."""
-    results = drawing.op(*(realize_operands(drawing, "types") or ()), **drawing.call.attrs)
-    results = [results] if isinstance(results, torch.Tensor) else list(results)
-    return tuple(
-        TensorType(r.dtype, tuple(make_symbol(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(results)
-    )
 
 
 def _substitute_expressions(call: Call, expressions: Mapping[int, sympy.Basic]) -> Call:

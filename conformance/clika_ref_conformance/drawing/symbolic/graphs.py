@@ -38,7 +38,8 @@ def make_dim_dynamic(case: GraphCase) -> GraphCase | None:
     graph that eager runs at another size.
     """
     best: GraphCase | None = None
-    for length in _find_candidate_lengths(case.graph):
+    sides = {side for value in case.graph.inputs for side in value.type.shape if isinstance(side, int)}
+    for length in sorted((side for side in sides if side > 1), reverse=True):
         graph = _make_symbolic(case.graph, length)
         if graph is None or (best is not None and len(graph) <= len(best.graph)):
             continue
@@ -47,11 +48,6 @@ def make_dim_dynamic(case: GraphCase) -> GraphCase | None:
             runs += [CaseRun(f"{run.name} again", run.inputs) for run in (runs[-1], runs[0])]
             best = GraphCase(f"{case.name}, dynamic", graph, runs, {**case.facts, "batch": length})
     return best
-
-
-def _find_candidate_lengths(graph: Graph) -> list[int]:
-    sides = {side for value in graph.inputs for side in value.type.shape if isinstance(side, int)}
-    return sorted((side for side in sides if side > 1), reverse=True)
 
 
 def _make_symbolic(whole: Graph, length: int) -> Graph | None:

@@ -23,6 +23,7 @@ from clika_ref.core.samples import (
 )
 from clika_ref.core.symbols import evaluate, make_symbol
 from clika_ref_conformance.drawing.sampling import SampleError, draw_call
+from clika_ref_conformance.eager_calls import call_eagerly
 
 SIZE_ARGUMENT = re.compile(r"\bSymInt(?:\[\d*\])?\??\s+(\w+)")
 """Matches the arguments of an ATen schema that may be size expressions."""
@@ -151,6 +152,10 @@ class ReplayableCall:
             found.call
         ) == get_size_independent_parts(self.call)
         return found if is_alike else None
+
+    def call_eagerly(self, operands: Sequence[Any]) -> list[torch.Tensor]:
+        """Return eager's results for operands with elements."""
+        return call_eagerly(self.op, operands, self.call.attrs)
 
     def size(self, decision: SizeDecision) -> int:
         """Return the number of a decision."""
