@@ -147,8 +147,8 @@ def _(registry):
                 return x if dims == tuple(range(len(first))) else build("permute", x, dims=dims)
         return Skip("its operand is not a permute")
 
-    rules = tuple(merge_permutes if r.name == merge_permutes.name else r for r in merge_chains.MERGE_RULES)
-    with patch.object(merge_chains, "MERGE_RULES", rules):
+    rules = tuple(merge_permutes if r.name == merge_permutes.name else r for r in merge_chains.MergeChains.rules)
+    with patch.object(merge_chains.MergeChains, "rules", rules):
         yield
 
 
