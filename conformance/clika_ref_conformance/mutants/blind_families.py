@@ -15,7 +15,7 @@ from clika_ref.core.rewriter import Skip, rule
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.mutants.patched_op import PatchedOp
-from clika_ref_conformance.mutants.seeding import Catalogue
+from clika_ref_conformance.mutants.seeding import Catalogue, replace_rule
 
 FAULTS = Catalogue("blind-families", blind=True)
 
@@ -382,7 +382,7 @@ def _(registry):
     def keep_all(node, build):
         return node.inputs[0] if node.attrs["p"] == 1 else original(node, build)
 
-    with patch.object(remove_dropout, "remove_dropout", keep_all):
+    with replace_rule(remove_dropout, "remove_dropout", keep_all):
         yield
 
 
@@ -399,5 +399,5 @@ def _(registry):
         old = node.inputs[1]
         return old if isinstance(old, Value) and old.type == node.output.type else Skip("dtypes are converted, too")
 
-    with patch.object(remove_detach, "remove_overwritten", remove_overwritten):
+    with replace_rule(remove_detach, "remove_overwritten", remove_overwritten):
         yield

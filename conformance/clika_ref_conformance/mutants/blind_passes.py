@@ -17,7 +17,7 @@ from clika_ref_cleanup import (
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.rewriter import Skip, rule
-from clika_ref_conformance.mutants.seeding import Catalogue
+from clika_ref_conformance.mutants.seeding import Catalogue, replace_rule
 
 FAULTS = Catalogue("blind-passes", blind=True)
 
@@ -147,8 +147,7 @@ def _(registry):
                 return x if dims == tuple(range(len(first))) else build("permute", x, dims=dims)
         return Skip("its operand is not a permute")
 
-    rules = tuple(merge_permutes if r.name == merge_permutes.name else r for r in merge_chains.MergeChains.rules)
-    with patch.object(merge_chains.MergeChains, "rules", rules):
+    with replace_rule(merge_chains, "merge_permutes", merge_permutes):
         yield
 
 
@@ -160,7 +159,7 @@ def _(registry):
         idle = all(isinstance(a, int) for a in amounts) and sum(amounts) == 0
         return remove_identities._same_type(node.inputs[0], node) if idle else Skip("it moves elements")
 
-    with patch.object(remove_identities, "remove_idle_move", remove_idle_move):
+    with replace_rule(remove_identities, "remove_idle_move", remove_idle_move):
         yield
 
 
@@ -175,7 +174,7 @@ def _(registry):
                 return remove_identities._same_type(x, node)
         return original(node, build)
 
-    with patch.object(remove_identities, "remove_neutral_operand", remove_neutral_operand):
+    with replace_rule(remove_identities, "remove_neutral_operand", remove_neutral_operand):
         yield
 
 
@@ -190,7 +189,7 @@ def _(registry):
                 return remove_identities._same_type(x, node)
         return original(node, build)
 
-    with patch.object(remove_identities, "remove_neutral_operand", remove_neutral_operand):
+    with replace_rule(remove_identities, "remove_neutral_operand", remove_neutral_operand):
         yield
 
 
