@@ -198,15 +198,10 @@ class OnnxBuilder:
         self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype
     ) -> ir.Value:
         """Return a constant with the shape of ``data``, as ``dtype``; equal constants are stored once."""
-        exact = (
-            data if isinstance(data, torch.Tensor) else np.asarray(data)
-        )  # torch would convert Python floats to float32
+        # By NumPy, since torch would convert Python floats to float32.
+        exact = data if isinstance(data, torch.Tensor) else np.asarray(data)
         tensor = torch.as_tensor(exact).detach().to(dtype).contiguous()
-        key = (
-            dtype,
-            tuple(tensor.shape),
-            bytes_of(tensor).tobytes(),
-        )
+        key = dtype, tuple(tensor.shape), bytes_of(tensor).tobytes()
         if key not in self._constants:
             name = f"/constant_{len(self._constants)}"  # names in a model have no slash
             value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(to_onnx(dtype)))
