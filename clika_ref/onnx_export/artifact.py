@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
+
 from clika_ref.core.artifacts import Artifact
+from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.onnx_export.emission import emit
+from clika_ref.onnx_export.emission import emit, emit_node
 from clika_ref.onnx_export.writing import write_model
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
+    import onnx
 
 MAX_CACHED_CALLS = 256
 """Maximum number of cached calls. Drawing graphs asks about each candidate call, and about the whole graph again."""
@@ -28,8 +31,12 @@ def onnx_unsupported_reason(node: Node) -> str | None:
     return None
 
 
-def cache_per_call(ask: Callable[[Node], str | None]) -> Callable[[Node], str | None]:
-    """Cache the result of ``ask`` for nodes with the same lowering, attributes, and types of operands and outputs."""
+def cache_per_call(ask: Callable[[Node, onnx.ModelProto], str | None]) -> Callable[[Node], str | None]:
+    """Return a function that calls ``ask`` with a node and the ONNX model of its lowering.
+
+    The result is cached for nodes with the same lowering, attributes, and types of operands and outputs. It is None for
+    a lowering that fails, because its own error is more specific.
+    """
     found: dict[Any, str | None] = {}
 
     @functools.wraps(ask)
@@ -39,7 +46,12 @@ def cache_per_call(ask: Callable[[Node], str | None]) -> Callable[[Node], str | 
         if call not in found:
             if len(found) == MAX_CACHED_CALLS:
                 found.clear()
-            found[call] = ask(node)
+            try:
+                model = emit_node(node)
+            except ClikaError:
+                found[call] = None
+            else:
+                found[call] = ask(node, ir.to_proto(model))
         return found[call]
 
     return ask_cached

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -14,9 +15,6 @@ from clika_ref.core.symbols import Symbol, SymbolSource, is_symbolic, make_symbo
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.builder import OPSET, NewerOpsetError, OnnxBuilder
 from clika_ref.onnx_export.dtypes import to_onnx
-
-if TYPE_CHECKING:
-    import sympy
 
 IR_VERSION = 10
 """ONNX file format version; every supported runtime reads 10, and it allows opset 21 for INT4."""
@@ -69,12 +67,13 @@ def emit_node(node: Node) -> ir.Model:
 
 def _symbols_of(node: Node) -> set[str]:
     types = [v.type.shape for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
-    return {name for item in (*types, *node.inputs, *node.attrs.values()) for name in _symbols_in(item)}
+    return symbols_in((*types, *node.inputs, *node.attrs.values()))
 
 
-def _symbols_in(item: Any) -> set[str]:
+def symbols_in(item: Any) -> set[str]:
+    """Return the names of symbols in a size or number, or in a tuple of them."""
     if isinstance(item, tuple):
-        return {name for part in item for name in _symbols_in(part)}
+        return {name for part in item for name in symbols_in(part)}
     return set(map(str, item.free_symbols)) if is_symbolic(item) else set()
 
 
@@ -97,7 +96,7 @@ class _Emission:
         self.op = OnnxBuilder(opset)
         self.values: dict[Value, ir.Value] = {}
         self.symbols: dict[str, list[Symbol]] = {}
-        self.texts: dict[sympy.Basic, str] = {}
+        self.format_size = functools.cache(str)  # sympy takes milliseconds to print the sizes after strided layers
         for symbol in graph.symbols.values():
             self.symbols.setdefault(symbol.source.name, []).append(symbol)
 
@@ -115,15 +114,12 @@ class _Emission:
             inputs,
             outputs,
             nodes=self.op.nodes,
-            initializers=self._collect_initializers(),
+            initializers=[v for v in self.op.initializers.values() if v.uses() or v.is_graph_output()],
             name=self.graph.name,
             opset_imports={"": self.op.opset, **{d: 1 for d in sorted(self.op.domains) if d}},
         )
         guards = {GUARDS_KEY: "\n".join(map(str, self.graph.guards))} if self.graph.guards else {}
         return ir.Model(onnx_graph, ir_version=IR_VERSION, producer_name=PRODUCER_NAME, metadata_props=guards)
-
-    def _collect_initializers(self) -> list[ir.Value]:
-        return [v for v in self.op.initializers.values() if v.uses() or v.is_graph_output()]
 
     def _declare(self, value: Value) -> ir.Value:
         onnx = ir.Value(name=value.name)
@@ -133,14 +129,8 @@ class _Emission:
 
     def _annotate(self, onnx: ir.Value, type: TensorType) -> None:
         onnx.type = ir.TensorType(to_onnx(type.dtype))
-        onnx.shape = ir.Shape([d if isinstance(d, int) else self._format_size(d) for d in type.shape])
+        onnx.shape = ir.Shape([d if isinstance(d, int) else self.format_size(d) for d in type.shape])
         self.op.declare(onnx, type)
-
-    def _format_size(self, size: sympy.Basic) -> str:
-        """Return a size as text, cached: sympy takes milliseconds to print the sizes after strided layers."""
-        if size not in self.texts:
-            self.texts[size] = str(size)
-        return self.texts[size]
 
     def _constant(self, value: Value) -> None:
         onnx = self._declare(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
@@ -12,41 +12,20 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import atom_to_number, is_symbolic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import onnx_ir as ir
 
     from clika_ref.core.symbols import Symbol
 
 
-class SizeBuilder(Protocol):
-    """The part of the ONNX builder that size expressions use: nodes, constants, casts, and dtypes of values."""
-
-    def __getattr__(self, op_type: str, /) -> Callable[..., Any]:
-        """Return a function that adds a node of type ``op_type``."""
-        ...
-
-    def ints(self, numbers: Sequence[Any], /) -> ir.Value:
-        """Return int64[n]."""
-        ...
-
-    def constant(self, data: Any, dtype: torch.dtype, /) -> ir.Value:
-        """Return a constant with elements ``data``."""
-        ...
-
-    def cast(self, x: ir.Value, dtype: torch.dtype, /) -> ir.Value:
-        """Return a value cast to ``dtype``."""
-        ...
-
-    def dtype(self, value: ir.Value, /) -> torch.dtype:
-        """Return the dtype of a value."""
-        ...
-
-
 class SizeEmitter:
-    """Emits size expressions as tensors of shape [1]: int64, float64 for fractions, bool for comparisons."""
+    """Emits size expressions as tensors of shape [1]: int64, float64 for fractions, bool for comparisons.
 
-    def __init__(self, op: SizeBuilder) -> None:
+    ``op`` is the ONNX builder that nodes and constants are added to.
+    """
+
+    def __init__(self, op: Any) -> None:
         self.op = op
         self._sources: dict[sympy.Basic, tuple[ir.Value, int | None]] = {}
         self._in_range: dict[sympy.Basic, sympy.Basic] = {}
@@ -160,11 +139,6 @@ class SizeEmitter:
     def _truncate(self, expr: sympy.Basic) -> ir.Value:
         return self.op.cast(self.emit_vector(expr.args[0]), torch.int64)
 
-    def _ceil_divide(self, expr: Any) -> ir.Value:
-        a, b = expr.args
-        whole: Any = torch_sympy.FloorDiv(a + b - 1, b)
-        return self.emit_vector(whole)
-
 
 EXPR_RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
     sympy.Add: lambda s, e: s._fold("Add", e),
@@ -172,7 +146,6 @@ EXPR_RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
     sympy.Pow: SizeEmitter._power,
     torch_sympy.PowByNatural: SizeEmitter._power,
     torch_sympy.FloorDiv: SizeEmitter._floor_divide,
-    torch_sympy.CeilDiv: SizeEmitter._ceil_divide,
     torch_sympy.Mod: SizeEmitter._mod,
     torch_sympy.PythonMod: SizeEmitter._mod,
     sympy.Mod: SizeEmitter._mod,

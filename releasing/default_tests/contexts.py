@@ -20,7 +20,6 @@ class FunctionContexts:
             measurement.switch_context(context)
             self.context = context
 
-
     def pytest_sessionfinish(self) -> None:
         """Write the data: a worker of xdist may end without its exit handlers."""
         if measurement := coverage.Coverage.current():

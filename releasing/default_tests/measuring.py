@@ -54,7 +54,12 @@ def measure(kind: str, expression: str) -> None:
         old.unlink()
     config = DATA / "coverage.ini"
     config.write_text(CONFIG.format(sources=",".join(SOURCES)), encoding="utf-8")
-    environment = {**os.environ, **ENVIRONMENT, "COVERAGE_FILE": str(DATA / kind), "COVERAGE_PROCESS_START": str(config)}
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        "COVERAGE_FILE": str(DATA / kind),
+        "COVERAGE_PROCESS_START": str(config),
+    }
     words = ["-n", "2", "-q", "-m", expression, "-p", "no:cacheprovider", "-p", "releasing.default_tests.contexts"]
     done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False)
     if done.returncode:

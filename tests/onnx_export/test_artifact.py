@@ -19,7 +19,7 @@ def test_cache_per_call_equal_calls_asks_once(monkeypatch):
         for x, slope in ((wide, 0.5), (wide, 0.5), (wide, 0.25), (narrow, 0.5))
     ]
     seen = []
-    asked = cache_per_call(lambda node: seen.append(node) or node.name)
+    asked = cache_per_call(lambda node, model: seen.append(node) or node.name)
     assert [asked(node) for node in nodes] == [nodes[0].name, nodes[0].name, nodes[2].name, nodes[3].name]
     assert seen == [nodes[0], *nodes[2:]]
     monkeypatch.setattr(artifact, "MAX_CACHED_CALLS", 3)

@@ -221,7 +221,7 @@ def _make_function_patch(holder: Any, name: str, faulty: Callable[..., Any]) -> 
 
 
 def _make_rule_patch(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
-    """Return a patch that replaces a rule in a module and in each tuple of rules there."""
+    """Return a patch that replaces a rule in a module, and among the rules of its passes."""
 
     def patch_rule(_: Registry) -> Iterator[None]:
         right: Rule = getattr(module, name)
@@ -233,10 +233,10 @@ def _make_rule_patch(module: Any, name: str, faulty: Callable[..., Any]) -> Call
         wrong = Rule(right.name, right.kinds, rewrite)
         with contextlib.ExitStack() as stack:
             stack.enter_context(patch.object(module, name, wrong))
-            for rules_name, rules in list(vars(module).items()):
-                if isinstance(rules, tuple) and any(r is right for r in rules):
-                    changed = tuple(wrong if r is right else r for r in rules)
-                    stack.enter_context(patch.object(module, rules_name, changed))
+            for holder in list(vars(module).values()):
+                rules = getattr(holder, "rules", ())
+                if right in rules:
+                    stack.enter_context(patch.object(holder, "rules", tuple(wrong if r is right else r for r in rules)))
             yield
 
     return patch_rule

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
-from clika_ref.core.accuracy import DOT, ErrorClass
+from clika_ref.core.accuracy import DOT
 from clika_ref.core.deferred_constants import DeferredConstant, transpose_weight
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node
-from clika_ref.core.operators import Operator
+from clika_ref.core.ir import Node
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriter import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, rule
 from clika_ref.core.types import TensorType
+from clika_ref_cleanup.cleanup_pass import RulePass
 
 
 @rule("addmm")
@@ -37,16 +33,12 @@ def addmm_to_linear(node: Node, build: Builder):
     return layer
 
 
-@dataclass(frozen=True)
-class AddmmToLinear:
+class AddmmToLinear(RulePass):
     """Rewrite ``addmm`` with constants as linear layers, so that a layer has a single form. GPT-2 uses ``addmm``."""
 
-    name: ClassVar[str] = "addmm-to-linear"
-    phase: ClassVar[Phase] = Phase.FUSE
-    after: ClassVar[tuple[str, ...]] = ("fold-constants",)
-    error: ClassVar[ErrorClass] = DOT
-    removes: ClassVar[str] = "addmm nodes"
-
-    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rule to all matching nodes."""
-        apply_rules(graph, [addmm_to_linear], operators)
+    name = "addmm-to-linear"
+    rules = (addmm_to_linear,)
+    phase = Phase.FUSE
+    after = ("fold-constants",)
+    error = DOT
+    removes = "addmm nodes"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from clika_ref.core.accuracy import DOT, ErrorClass
+from clika_ref.core.accuracy import DOT
 from clika_ref.core.deferred_constants import DeferredConstant
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriter import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, rule
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.norm_folding import fold_bias, fold_weight, norm_scale
+from clika_ref_cleanup.cleanup_pass import RulePass
 
 FOLDABLE_RANKS = {
     "linear": 2,
@@ -98,16 +97,15 @@ def _is_finite_after_folding(weight: Value, scale: torch.Tensor, shift: torch.Te
     return bool(worst.isfinite().all())
 
 
-@dataclass(frozen=True)
-class FoldBatchNorm:
-    """Fold batch norm in eval mode into the preceding layer, if it is that layer's only user."""
+class FoldBatchNorm(RulePass):
+    """Fold batch norm in eval mode into the preceding layer, if it is that layer's only user.
 
-    name: ClassVar[str] = "fold-batch-norm"
-    phase: ClassVar[Phase] = Phase.FUSE
-    after: ClassVar[tuple[str, ...]] = ("remove-identities", "remove-detach")
-    error: ClassVar[ErrorClass] = DOT
-    removes: ClassVar[str] = "BatchNorm layers"
+    Shared weights get a separate folded copy.
+    """
 
-    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rule to all matching nodes. Shared weights get a separate folded copy."""
-        apply_rules(graph, [fold_batch_norm], operators)
+    name = "fold-batch-norm"
+    rules = (fold_batch_norm,)
+    phase = Phase.FUSE
+    after = ("remove-identities", "remove-detach")
+    error = DOT
+    removes = "BatchNorm layers"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.deferred_constants import DeferredConstant, is_deferred
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriter import erase_dead
 from clika_ref.core.symbols import is_symbolic
+from clika_ref_cleanup.cleanup_pass import CleanupPass
 
 MEBIBYTE = 2**20
 
@@ -30,7 +31,7 @@ def is_literal(value: Value) -> bool:
 
 
 @dataclass(frozen=True)
-class FoldLiterals:
+class FoldLiterals(CleanupPass):
     """Evaluate nodes that read no parameter, buffer or input: ``arange``, ``full``, and arithmetic on them.
 
     Tensor literals in the user's code count as numbers: no module owns them, so nothing can change them. A result
@@ -39,11 +40,8 @@ class FoldLiterals:
 
     limit_bytes: int = MEBIBYTE
 
-    name: ClassVar[str] = "fold-literals"
-    phase: ClassVar[Phase] = Phase.CLEAN
-    after: ClassVar[tuple[str, ...]] = ("merge-common-subexpressions",)
-    error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "unnecessary nodes"
+    name = "fold-literals"
+    after = ("merge-common-subexpressions",)
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold literals; the results get names under ``clika.``."""
@@ -53,7 +51,7 @@ class FoldLiterals:
 
 
 @dataclass(frozen=True)
-class FoldConstants:
+class FoldConstants(CleanupPass):
     """Evaluate nodes that read only parameters, buffers and other constants, on the clone that is lowered.
 
     A result larger than ``limit_bytes`` is not folded, unless it replaces as many bytes of otherwise unused constants.
@@ -63,11 +61,10 @@ class FoldConstants:
     limit_bytes: int = MEBIBYTE
     keep: tuple[str, ...] = ("dequantize", "quantize")
 
-    name: ClassVar[str] = "fold-constants"
-    phase: ClassVar[Phase] = Phase.FUSE
-    after: ClassVar[tuple[str, ...]] = ("fold-batch-norm", "fold-literals", "push-transposes")
-    error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "nodes with constant inputs"
+    name = "fold-constants"
+    phase = Phase.FUSE
+    after = ("fold-batch-norm", "fold-literals", "push-transposes")
+    removes = "nodes with constant inputs"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold all constants except state."""
@@ -171,7 +168,4 @@ class _Folding:
 
 
 def _bytes(value: Value) -> int:
-    count = 1
-    for size in value.type.shape:
-        count *= int(size)
-    return count * value.type.dtype.itemsize
+    return math.prod(map(int, value.type.shape)) * value.type.dtype.itemsize

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
-from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.operators import Operator
-from clika_ref.core.passes import Phase
-from clika_ref.core.rewriter import Skip, apply_rules, rule
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.rewriter import Skip, rule
 from clika_ref.core.types import TensorType
+from clika_ref_cleanup.cleanup_pass import RulePass
 
 RESHAPE_OPERATORS = ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
 """Operators that keep all elements in order, equivalent to a ``reshape`` to the shape of their result."""
@@ -148,26 +142,16 @@ def _reshape(build: Builder, x: Value, output: Value):
     return build("reshape", x, shape=output.type.shape, types=(output.type,))
 
 
-MERGE_RULES = (
-    merge_reshapes,
-    merge_permutes,
-    reshape_instead_of_permute,
-    squeeze_before_permute,
-    merge_expands,
-    merge_casts,
-)
-
-
-@dataclass(frozen=True)
-class MergeChains:
+class MergeChains(RulePass):
     """Merge chains of reshapes, permutes, expands and casts; chains equal to the identity are removed."""
 
-    name: ClassVar[str] = "merge-chains"
-    phase: ClassVar[Phase] = Phase.CLEAN
-    after: ClassVar[tuple[str, ...]] = ("remove-identities",)
-    error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "unnecessary nodes"
-
-    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rules until none applies."""
-        apply_rules(graph, MERGE_RULES, operators)
+    name = "merge-chains"
+    rules = (
+        merge_reshapes,
+        merge_permutes,
+        reshape_instead_of_permute,
+        squeeze_before_permute,
+        merge_expands,
+        merge_casts,
+    )
+    after = ("remove-identities",)

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import sympy
 import torch
 
-from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.passes import Phase
 from clika_ref.core.rewriter import can_substitute, substitute
+from clika_ref_cleanup.cleanup_pass import CleanupPass
 
 LITERAL_TYPES = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, sympy.Basic)
 """Types with interchangeable elements exactly if type and value are equal."""
 
 
-@dataclass(frozen=True)
-class MergeCommonSubexpressions:
+class MergeCommonSubexpressions(CleanupPass):
     """Merge calls of one operator with equal operands and attributes, except random ones.
 
     Numbers are equal only if their types and bits are: 1, 1.0 and True differ, and so do 0.0 and -0.0.
     """
 
-    name: ClassVar[str] = "merge-common-subexpressions"
-    phase: ClassVar[Phase] = Phase.CLEAN
-    after: ClassVar[tuple[str, ...]] = ("merge-chains", "remove-identities")
-    error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "unnecessary nodes"
+    name = "merge-common-subexpressions"
+    after = ("merge-chains", "remove-identities")
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Merge each node, in order, into an earlier equal one; its operands are already merged."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.deferred_constants import is_deferred
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriter import can_substitute, substitute
+from clika_ref_cleanup.cleanup_pass import CleanupPass
 
 SAMPLE_BYTES = 256
 """Bytes compared before all others."""
@@ -23,18 +22,16 @@ CHUNK_BYTES = 1 << 20
 """Bytes read at a time."""
 
 
-@dataclass(frozen=True)
-class MergeEqualConstants:
+class MergeEqualConstants(CleanupPass):
     """Merge constants with equal dtype, shape, device and bits.
 
     Runs only on the lowered clone: two parameters of the stored graph that start out equal are trained separately.
     """
 
-    name: ClassVar[str] = "merge-equal-constants"
-    phase: ClassVar[Phase] = Phase.FUSE
-    after: ClassVar[tuple[str, ...]] = ("fold-batch-norm", "fold-constants")
-    error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "repeated constants"
+    name = "merge-equal-constants"
+    phase = Phase.FUSE
+    after = ("fold-batch-norm", "fold-constants")
+    removes = "repeated constants"
     for_any_weights: ClassVar[bool] = False
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:

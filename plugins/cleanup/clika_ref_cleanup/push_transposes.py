@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from clika_ref.core.accuracy import COMPOSE, ErrorClass
+from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.deferred_constants import DeferredConstant, is_deferred
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
@@ -17,6 +17,7 @@ from clika_ref.core.passes import Phase
 from clika_ref.core.rewriter import Skip, apply_rules, can_substitute, erase_dead, rule, substitute
 from clika_ref.core.types import TensorType
 from clika_ref_cleanup import push_transposes_motifs as regions
+from clika_ref_cleanup.cleanup_pass import CleanupPass
 from clika_ref_cleanup.layouts import (
     LAST_DIM_OPERATORS,
     REDUCTIONS,
@@ -34,7 +35,7 @@ MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
-class PushTransposes:
+class PushTransposes(CleanupPass):
     """Compute whole regions in another dim order where that takes strictly fewer permutes.
 
     A region is a connected set of layout-agnostic nodes: elementwise ones, and those with explicit dims. It is computed
@@ -49,11 +50,11 @@ class PushTransposes:
 
     limit_bytes: int = MEBIBYTE
 
-    name: ClassVar[str] = "push-transposes"
-    phase: ClassVar[Phase] = Phase.FUSE
-    after: ClassVar[tuple[str, ...]] = ("merge-chains", "fold-batch-norm", "merge-common-subexpressions")
-    error: ClassVar[ErrorClass] = COMPOSE
-    removes: ClassVar[str] = "transposes"
+    name = "push-transposes"
+    phase = Phase.FUSE
+    after = ("merge-chains", "fold-batch-norm", "merge-common-subexpressions")
+    error = COMPOSE
+    removes = "transposes"
     motifs: ClassVar[tuple[Callable[[Builder], Value | tuple[Value, ...]], ...]] = (
         regions.entries_of_two_orders,
         regions.entry_from_within,

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import sympy
 
-from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
-from clika_ref.core.passes import Phase
+from clika_ref_cleanup.cleanup_pass import CleanupPass
 
 
-@dataclass(frozen=True)
-class RemoveDeadNodes:
+class RemoveDeadNodes(CleanupPass):
     """Erase each node with no reader among nodes, outputs, state entries and needed symbols.
 
     A symbol defined by a node's output (``nonzero``) is needed if a kept node, a guard or an output mentions it;
     otherwise it is erased with its node. Random nodes are erased too: this only shifts the random number stream.
     """
 
-    name: ClassVar[str] = "remove-dead-nodes"
-    phase: ClassVar[Phase] = Phase.CLEAN
-    after: ClassVar[tuple[str, ...]] = ()
-    error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "unnecessary nodes"
+    name = "remove-dead-nodes"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Erase in one backward walk, so that nodes that become unused on the way are erased too."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
-from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.operators import Operator
+from clika_ref.core.ir import Node, Value
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriter import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, rule
+from clika_ref_cleanup.cleanup_pass import RulePass
 
 
 @rule("detach")
@@ -29,16 +24,10 @@ def remove_overwritten(node: Node, build: Builder):
     return new
 
 
-@dataclass(frozen=True)
-class RemoveDetach:
+class RemoveDetach(RulePass):
     """Remove both on the clone that is lowered. The stored graph keeps them, since they determine the gradients."""
 
-    name: ClassVar[str] = "remove-detach"
-    phase: ClassVar[Phase] = Phase.FUSE
-    after: ClassVar[tuple[str, ...]] = ()
-    error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "detach nodes"
-
-    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rules to all matching nodes."""
-        apply_rules(graph, [remove_detach, remove_overwritten], operators)
+    name = "remove-detach"
+    rules = (remove_detach, remove_overwritten)
+    phase = Phase.FUSE
+    removes = "detach nodes"

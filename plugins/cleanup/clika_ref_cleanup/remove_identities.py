@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.operators import Operator
-from clika_ref.core.passes import Phase
-from clika_ref.core.rewriter import Skip, apply_rules, rule
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.rewriter import Skip, rule
+from clika_ref_cleanup.cleanup_pass import RulePass
 
 IDENTITY_IF_SAME_TYPE = (
     *("identity", "alias", "clone", "contiguous", "lift_fresh_copy"),
@@ -68,8 +64,7 @@ def _same_type(x: Any, node: Node, closeness: int = 0):
     return x
 
 
-@dataclass(frozen=True)
-class RemoveIdentities:
+class RemoveIdentities(RulePass):
     """Remove copies, casts and shape changes without effect, and arithmetic with neutral numbers.
 
     Equal in every element: ``x + 0.0`` becomes ``x``, which differs only in the sign of the zero where ``x`` is -0.0.
@@ -77,12 +72,6 @@ class RemoveIdentities:
     1 now may be trained.
     """
 
-    name: ClassVar[str] = "remove-identities"
-    phase: ClassVar[Phase] = Phase.CLEAN
-    after: ClassVar[tuple[str, ...]] = ("remove-dropout",)
-    error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "unnecessary nodes"
-
-    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rules until none applies."""
-        apply_rules(graph, [remove_identity, remove_idle_move, remove_neutral_operand], operators)
+    name = "remove-identities"
+    rules = (remove_identity, remove_idle_move, remove_neutral_operand)
+    after = ("remove-dropout",)

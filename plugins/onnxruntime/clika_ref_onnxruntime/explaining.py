@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ def read_precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str,
         artifact: the ONNX file.
         optimize: whether the runtime may optimize; otherwise it computes quantized nodes in float.
     """
-    written = OnnxGraph.read(artifact.path)
+    written = OnnxGraph(artifact.path)
     if not optimize:
         return {
             owner: written.describe_float(owner, "ONNX Runtime's optimizations are off") for owner in written.owners
@@ -134,34 +133,25 @@ def load_optimized_graph(path: Path, level: str) -> OnnxGraph:
         except Exception as error:
             msg = f"ONNX Runtime {ort.__version__} cannot load {path}: {error}"
             raise TargetError(msg) from error
-        return OnnxGraph.read(optimized_path)
+        return OnnxGraph(optimized_path)
 
 
-@dataclass
 class OnnxGraph:
-    """The nodes of an ONNX file, with the producer and the readers of each value."""
+    """The nodes of an ONNX file, with the producer and the readers of each value; ``numbers`` are scalar constants."""
 
-    nodes: list[onnx.NodeProto]
-    dtypes: Mapping[str, int]
-    makers: dict[str, onnx.NodeProto] = field(default_factory=dict[str, onnx.NodeProto])
-    readers: dict[str, list[onnx.NodeProto]] = field(default_factory=dict[str, list[onnx.NodeProto]])
-    outputs: frozenset[str] = frozenset()
-    numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Scalar constants."""
-
-    @classmethod
-    def read(cls, path: Path) -> OnnxGraph:
+    def __init__(self, path: Path) -> None:
         """Read a file without external data."""
         graph = onnx.load(str(path), load_external_data=False).graph
+        self.nodes = [*graph.node]
         typed: Iterable[Any] = (*graph.input, *graph.value_info, *graph.output)
-        file = cls([*graph.node], {v.name: v.type.tensor_type.elem_type for v in typed})
-        file.outputs = frozenset(v.name for v in graph.output)
-        file.numbers = {t.name: onnx.numpy_helper.to_array(t)[()] for t in graph.initializer if not t.dims}
-        for node in file.nodes:
-            file.makers |= dict.fromkeys(node.output, node)
+        self.dtypes = {v.name: v.type.tensor_type.elem_type for v in typed}
+        self.outputs = frozenset(v.name for v in graph.output)
+        self.numbers = {t.name: onnx.numpy_helper.to_array(t)[()] for t in graph.initializer if not t.dims}
+        self.makers = {name: node for node in self.nodes for name in node.output}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
             for name in node.input:
-                file.readers.setdefault(name, []).append(node)
-        return file
+                self.readers.setdefault(name, []).append(node)
 
     @cached_property
     def owners(self) -> dict[str, list[onnx.NodeProto]]:
@@ -202,11 +192,10 @@ class OnnxGraph:
 
         The runtime writes no types for values between its own reshapes.
         """
+        if node.op_type in PAIR_OPERATORS:
+            return False
         values = [*node.input[:1], *node.output[:1]]
-        is_border = node.op_type in PAIR_OPERATORS
-        return not is_border and (
-            node.op_type.startswith(INT8_KERNEL_PREFIXES) or any(self.dtypes.get(n) in INT8_TYPES for n in values)
-        )
+        return node.op_type.startswith(INT8_KERNEL_PREFIXES) or any(self.dtypes.get(n) in INT8_TYPES for n in values)
 
     def describe_float(self, owner: str, reason: str = "") -> str:
         """Return `FLOAT_PRECISION`, with the reason if an operand of the node was quantized."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import tomllib
@@ -15,12 +14,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Node
 from clika_ref.onnx_export.artifact import cache_per_call
 from clika_ref.onnx_export.builder import OPSET
 from clika_ref.onnx_export.dtypes import TO_TORCH
-from clika_ref.onnx_export.emission import emit_node
 
 KERNEL_TABLE_PATH = Path(__file__).with_name("kernels.toml")
 
@@ -36,14 +33,9 @@ FLOAT16_ADVICE = (
 
 
 @cache_per_call
-def find_missing_kernel(node: Node) -> str | None:
+def find_missing_kernel(node: Node, model: onnx.ModelProto) -> str | None:
     """Return a description of an ONNX operator in a node's lowering with an unsupported dtype, or None."""
-    model = None
-    with contextlib.suppress(ClikaError):  # the error of a failing lowering is more specific
-        model = emit_node(node)
-    if model is None:
-        return None
-    proto = onnx.shape_inference.infer_shapes(ir.to_proto(model))
+    proto = onnx.shape_inference.infer_shapes(model)
     dtypes = _dtypes(proto.graph)
     for onnx_node in proto.graph.node:
         if onnx_node.domain:

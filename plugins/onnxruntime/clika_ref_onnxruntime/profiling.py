@@ -35,11 +35,10 @@ def seconds_of_nodes(written: OnnxGraph, fused: OnnxGraph, optimized: Path, prof
     taken: dict[str, list[float]] = {}
     for event in json.loads(profile.read_text(encoding="utf-8")):
         if event.get("cat") == "Node" and event["name"].endswith(KERNEL_TIME_SUFFIX):
-            taken.setdefault(event["name"].removesuffix(KERNEL_TIME_SUFFIX), []).append(
-                event["dur"] * 1e-6
-            )  # from microseconds
+            name = event["name"].removesuffix(KERNEL_TIME_SUFFIX)
+            taken.setdefault(name, []).append(event["dur"] * 1e-6)  # from microseconds
     makers = {name: written.owner_of(node) for node in fused.nodes for name in node.output}
-    nodes = [node for node in OnnxGraph.read(optimized).nodes if node.op_type not in REORDER_OPERATORS]
+    nodes = [node for node in OnnxGraph(optimized).nodes if node.op_type not in REORDER_OPERATORS]
     owners = {node.name: makers.get(nchwc_output(node)) or written.owner_of(node) or "" for node in nodes}
     found: dict[str, float] = {}
     for name, seconds in taken.items():

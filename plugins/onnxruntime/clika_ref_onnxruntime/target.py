@@ -76,9 +76,7 @@ class OnnxRuntime(Target):
         Raises:
             TargetError: the runtime is missing or rejects the file.
         """
-        problem = self.unavailable_reason()
-        if problem is not None:
-            raise TargetError(problem)
+        self._require_runtime()
         return OnnxRuntimeRunner(artifact, optimize=self.optimize)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
@@ -87,9 +85,7 @@ class OnnxRuntime(Target):
         Raises:
             TargetError: the runtime is missing or rejects the file.
         """
-        problem = self.unavailable_reason()
-        if problem is not None:
-            raise TargetError(problem)
+        self._require_runtime()
         return read_precisions(ExplainedArtifact.of(artifact), optimize=self.optimize)
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
@@ -98,17 +94,20 @@ class OnnxRuntime(Target):
         Raises:
             TargetError: the runtime is missing, rejects the file, or fails.
         """
-        problem = self.unavailable_reason()
-        if problem is not None:
-            raise TargetError(problem)
+        self._require_runtime()
         with tempfile.TemporaryDirectory() as folder:
             optimized = Path(folder) / "optimized.onnx"
             runner = OnnxRuntimeRunner(artifact, optimize=self.optimize, profiled=optimized)
             for _ in range(PROFILED_CALLS):
                 runner(inputs)
-            written = OnnxGraph.read(artifact.path)
+            written = OnnxGraph(artifact.path)
             fused = ExplainedArtifact.of(artifact).fused if self.optimize else written
             return seconds_of_nodes(written, fused, optimized, Path(runner.session.end_profiling()))
+
+    def _require_runtime(self) -> None:
+        problem = self.unavailable_reason()
+        if problem is not None:
+            raise TargetError(problem)
 
 
 UNOPTIMIZED = OnnxRuntime("onnxruntime-unoptimized", optimize=False)

@@ -3,7 +3,6 @@
 import onnx.defs
 import pytest
 import torch
-from clika_ref_onnxruntime import kernels
 from clika_ref_onnxruntime.kernels import _list_missing_dtypes, _runtime_version
 from clika_ref_onnxruntime.target import OnnxRuntime
 from onnxruntime.capi import _pybind_state as runtime
@@ -15,6 +14,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
+from clika_ref.onnx_export import artifact
 from clika_ref.onnx_export.builder import OPSET
 
 OPERATORS = load_registry().operators
@@ -117,8 +117,8 @@ def test_unsupported_reason_existing_kernels_returns_none(node):
 def test_unsupported_reason_repeated_call_lowered_once(monkeypatch):
     """A call is lowered once, however often it is checked."""
     lowered = []
-    emit = kernels.emit_node
-    monkeypatch.setattr(kernels, "emit_node", lambda node: lowered.append(node.op_type) or emit(node))
+    emit = artifact.emit_node
+    monkeypatch.setattr(artifact, "emit_node", lambda node: lowered.append(node.op_type) or emit(node))
     for attrs in ({"negative_slope": 0.3}, {"negative_slope": 0.3}, {"negative_slope": 0.7}):
         assert OnnxRuntime().unsupported_reason(node_of("leaky_relu", (F64, (5, 7)), **attrs)) is None
     assert lowered == ["leaky_relu"] * 2

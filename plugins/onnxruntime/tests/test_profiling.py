@@ -85,7 +85,7 @@ def test_seconds_of_nodes_sums_medians_per_node(tmp_path):
         event("layer/Abs_fence_before", 50),
     ]
     events += [event("model_run", 1000, "Session"), {"cat": "Session", "name": "session_initialization"}]
-    graph = OnnxGraph.read(tmp_path / "written.onnx")
+    graph = OnnxGraph(tmp_path / "written.onnx")
     found = seconds_of_nodes(graph, graph, tmp_path / "made.onnx", profile_of(events, tmp_path))
     assert found == pytest.approx({"layer": 17e-6, "top": 7e-6, "": 3e-6})
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from clika_ref_tensorrt.node_schemas import find_malformed_nodes
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.own_operators import CHECKED_DOMAINS, ONNX_DOMAINS, is_known
+from clika_ref_tensorrt.own_operators import CHECKED_DOMAINS, DEQUANTIZE, ONNX_DOMAINS, QUANTIZE, is_known
 from clika_ref_tensorrt.rule_book import Violations, rule
 from clika_ref_tensorrt.stripped_model import find_malformed_constants, validation_error
 
@@ -53,20 +53,11 @@ def _(file: OnnxFile) -> Violations:
     if not file.opset:
         yield None, "it declares no opset of ONNX's operators. Export the model again."
     elif file.opset not in SUPPORTED_OPSETS:
-        yield (
-            None,
-            (
-                f"opset {file.opset} is outside {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}. Export with "
-                "one of these."
-            ),
-        )
+        supported = f"{SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}"
+        yield None, f"opset {file.opset} is outside {supported}. Export with one of these."
 
 
 @rule(FORM_RULE, of_file=True)
-def _(file: OnnxFile) -> Violations:
-    yield from _check_form(file)
-
-
 def _check_form(file: OnnxFile) -> Violations:
     return find_malformed_nodes((node for node in file.all_nodes if node.domain in CHECKED_DOMAINS), file.opset)
 
@@ -95,10 +86,7 @@ def _(file: OnnxFile) -> Violations:
         if node.op_type in UNSUPPORTED_OPERATORS and node.domain in ONNX_DOMAINS:
             yield node, f"{node.op_type} is not supported. Use other operators, or a plugin of TensorRT."
         elif node.op_type in INTEGER_OPERATORS:
-            yield (
-                node,
-                (f"{node.op_type} is not supported. Use float operators between QuantizeLinear and DequantizeLinear."),
-            )
+            yield node, f"{node.op_type} is not supported. Use float operators between {QUANTIZE} and {DEQUANTIZE}."
         elif node.domain not in ONNX_DOMAINS and (node.domain, node.op_type) not in functions and not is_known(node):
             yield node, f"{node.domain}.{node.op_type} is not an ONNX operator. It needs a plugin of TensorRT."
 

@@ -153,14 +153,8 @@ def _(file: OnnxFile) -> Violations:
         sources = [_quantizer_source(file, name) for name in node.input]
         if not any(layer_of(file, source, CONVOLUTION_OPERATORS) for source in sources):
             if _is_float_residual(file, node):
-                yield (
-                    node,
-                    (
-                        "adds a float tensor to an INT8 convolution, but the tensor is quantized for other readers. "
-                        "Add "
-                        "Add its quantized value."
-                    ),
-                )
+                lacking = "adds a float tensor to an INT8 convolution, but the tensor is quantized for other readers"
+                yield node, f"{lacking}. Add its quantized value."
             continue
         floats = [file.source(name) for name, source in zip(node.input, sources, strict=True) if source is None]
         pairs = [made for name in node.input if (made := file.dequantizer(name)) is not None]
@@ -253,14 +247,8 @@ def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(QUANTIZE):
         for inverse in file.dequantizers_of(node.output[0]):
             if differing := _scale_difference(file, node, inverse):
-                yield (
-                    node,
-                    (
-                        f"has {differing} than its DequantizeLinear or QuantizeLinear, {inverse.name!r}. Use the same "
-                        "for "
-                        "for both."
-                    ),
-                )
+                other = f"its {DEQUANTIZE} or {QUANTIZE}, {inverse.name!r}"
+                yield node, f"has {differing} than {other}. Use the same for both."
         for reader in file.readers.get(node.output[0], []):
             if reader.op_type != DEQUANTIZE and not file.is_moving(reader):
                 yield reader, f"reads the quantized output of {node.name!r} directly. Insert a DequantizeLinear."
@@ -272,13 +260,8 @@ def _(file: OnnxFile) -> Violations:
         made = file.source(node.input[0])
         is_quantizer = made is not None and made.op_type in (QUANTIZE, *DYNAMIC_QUANTIZERS)
         if made is not None and not is_quantizer and node.input[0] not in file.constants:
-            yield (
-                node,
-                (
-                    f"reads integers from {made.op_type}, but only those of a QuantizeLinear, a constant or an input "
-                    "are supported."
-                ),
-            )
+            supported = f"those of a {QUANTIZE}, a constant or an input are supported"
+            yield node, f"reads integers from {made.op_type}, but only {supported}."
 
 
 def _scale_difference(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) -> str:

@@ -47,7 +47,7 @@ def _(file: OnnxFile) -> Violations:
             name = type_name(kind) if kind else "unknown"
             yield (
                 node,
-                (f"its quantized type is {name}, but TensorRT computes with INT8. Use a zero point of int8 zeros."),
+                f"its quantized type is {name}, but TensorRT computes with INT8. Use a zero point of int8 zeros.",
             )
 
 

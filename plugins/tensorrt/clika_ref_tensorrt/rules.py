@@ -14,6 +14,8 @@ from pathlib import Path
 import onnx
 
 from clika_ref.core.artifacts import Violation
+from clika_ref.core.ir import Node
+from clika_ref.onnx_export.artifact import cache_per_call
 from clika_ref_tensorrt import (
     file_rules,
     placement_rules,
@@ -54,8 +56,9 @@ def find_violations(
     return [*found, *_run_rules(GRAPH_RULES, [file, *file.inner_graphs])]
 
 
-def find_node_fault(model: onnx.ModelProto) -> str | None:
-    """Return why TensorRT cannot build an engine of ONNX nodes in any context, or None if it may.
+@cache_per_call
+def find_node_fault(_: Node, model: onnx.ModelProto) -> str | None:
+    """Return why TensorRT cannot build an engine of the lowering of a node in any context, or None if it may.
 
     Operators outside of ONNX are accepted, since the building machine may have a plugin for them.
     """

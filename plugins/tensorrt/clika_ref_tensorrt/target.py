@@ -24,9 +24,8 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, emulate_bfloat16
 from clika_ref_tensorrt.explaining import predict_precisions
 from clika_ref_tensorrt.profiles import build_script, choose_profile, companion_path, trtexec_command
-from clika_ref_tensorrt.rules import find_violations
+from clika_ref_tensorrt.rules import find_node_fault, find_violations
 from clika_ref_tensorrt.scheme import EXPLICIT_SCHEME
-from clika_ref_tensorrt.unsupported_calls import unbuildable_reason
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class TensorRt(Target):
 
     def unsupported_reason(self, node: Node) -> str | None:
         """Return why a node is unsupported: it has no ONNX form, or TensorRT lacks the operator or its types."""
-        return onnx_unsupported_reason(node) or unbuildable_reason(node)
+        return onnx_unsupported_reason(node) or find_node_fault(node)
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file, with a script next to it that builds an engine.

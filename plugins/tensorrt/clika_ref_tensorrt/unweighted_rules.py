@@ -91,7 +91,7 @@ def _(file: OnnxFile) -> Violations:
         if not joined.is_served or (joined.is_rounded and joined.floats):
             yield from _report_float(node, node.input, joined.floats, rounded)
     for node in file.nodes_of_type(*UNARY_OPERATORS, *BINARY_OPERATORS):
-        data = _tensor_operands(node)
+        data = node.input[:1] if node.op_type in UNARY_OPERATORS else node.input
         pairs = [m for name in data if (m := file.dequantizer(name)) is not None and not file.is_weight(m)]
         floats = [name for name in data if file.dequantizer(name) is None]
         if all(is_read_by_layers(file, made) for made in pairs):
@@ -113,19 +113,10 @@ def _report_float(
 
 
 def _outermost_concats(file: OnnxFile) -> Iterator[onnx.NodeProto]:
-    """Yield the outermost Concat nodes; nested ones are reported as part of these."""
-    yield from (node for node in file.nodes_of_type(CONCAT_OPERATOR) if not _is_nested_concat(file, node))
-
-
-def _tensor_operands(node: onnx.NodeProto) -> Sequence[str]:
-    """Return the tensor operands of a node."""
-    return node.input[:1] if node.op_type in UNARY_OPERATORS else node.input
-
-
-def _is_nested_concat(file: OnnxFile, node: onnx.NodeProto) -> bool:
-    """Whether a Concat is only read by another Concat."""
-    readers = [*file.sinks(node.output[0])]
-    return bool(readers) and all(reader.op_type == CONCAT_OPERATOR for reader in readers)
+    """Yield the outermost Concat nodes; those that only a Concat reads are reported as part of it."""
+    for node in file.nodes_of_type(CONCAT_OPERATOR):
+        if {reader.op_type for reader in file.sinks(node.output[0])} != {CONCAT_OPERATOR}:
+            yield node
 
 
 def _find_quantized_values(file: OnnxFile) -> MutableMapping[str, bool]:
