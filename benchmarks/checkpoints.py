@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, verdict
+from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, verdict
 from benchmarks.models import MODELS
 from benchmarks.qat import steps
 
@@ -83,8 +83,8 @@ def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
         }
 
 
-def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
-    """Measure and print a row for each model and width."""
+def run(names: Names = None, rounds: int = 9) -> None:
+    """Files of saved modules: size against what weights need, loading against safetensors' own; not part of all."""
     rows: list[Sequence[object]] = []
     size, slower = 0.0, 0.0
     for name in names or SUBJECTS:

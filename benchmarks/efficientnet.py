@@ -202,12 +202,7 @@ def _time_calls(run: Classifier, images: Tensor) -> float:
 
 
 def run(rounds: int = ROUNDS, crops: int = TEST_CROPS) -> None:
-    """Measure in a fresh process, and print the table.
-
-    Args:
-        rounds: all rows are timed in turn, once in each round.
-        crops: test crops of each photograph.
-    """
+    """EfficientNet-Lite0 with ImageNet weights, float against INT8: accuracy, size and latency; not part of all."""
     found = in_fresh_process("benchmarks.efficientnet", str(rounds), str(crops))
     rows = [
         (

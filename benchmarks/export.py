@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.measuring import geometric_mean, in_fresh_process, ratio, verdict
+from benchmarks.measuring import Names, geometric_mean, in_fresh_process, ratio, verdict
 from clika_ref.reporting.tables import print_table
 
 NAMES = (
@@ -30,8 +29,8 @@ COLUMNS = ("model", "ours", "torch.onnx", "floor", "/onnx", "cpu /onnx", "/floor
 COLUMNS += ("peak", "its peak", "peak ratio", "our stages")
 
 
-def run(names: Sequence[str] | None = None, rounds: int = 3) -> None:
-    """Measure and print one row for each model, then the means."""
+def run(names: Names = None, rounds: int = 3) -> None:
+    """Time and memory from module to file, against torch.onnx.export and against torch.export alone."""
     rows: list[tuple[Any, ...]] = []
     ratios: list[tuple[float, ...]] = []
     for name in names or NAMES:

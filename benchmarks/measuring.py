@@ -16,12 +16,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 ROOT = Path(__file__).parent.parent
 
 BUNDLED = "aten,cleanup,onnxruntime,openvino,tensorrt,visualize"
 """The plugins whose work is measured."""
+
+
+Names = Annotated[list[str] | None, typer.Argument(help="Only these rows; by default all.")]
 
 
 def in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
-from benchmarks.measuring import in_fresh_process, ratio, verdict
+from benchmarks.measuring import Names, in_fresh_process, ratio, verdict
 from clika_ref.reporting.tables import print_table
 
 LIMIT = 2.0
@@ -14,8 +13,8 @@ LIMIT = 2.0
 NAMES = ("resnet18", "encoder")
 
 
-def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
-    """Measure and print a row for each model and road."""
+def run(names: Names = None, rounds: int = 9) -> None:
+    """One step of training in integers, against float, NNCF's and torchao's; not part of all."""
     rows: list[tuple[str, ...]] = []
     worst, compared = 0.0, 0.0
     for name in names or NAMES:
