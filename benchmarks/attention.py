@@ -28,8 +28,8 @@ from benchmarks.ptq.subjects import SUBJECTS, Batch, Prepared
 # isort: split
 import torch
 
-from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, DeploymentSettings_OpenVINO_ONNX
 from clika_ref.reporting.tables import print_table
+from clika_ref.settings.compile_options import deployment_settings_named
 
 SCORES, MIXTURES = "scores", "mixtures"
 """Products of queries with keys, and of what a softmax makes of them with values."""
@@ -37,10 +37,6 @@ VARIANTS: Mapping[str, Collection[str]] = {
     "as planned": (), SCORES: (SCORES,), MIXTURES: (MIXTURES,), "both": (SCORES, MIXTURES),
 }  # fmt: skip
 COLUMNS = ("model", "runtime", "products in integers", "ms", "of as planned", "SQNR", "mean cosine")
-DEPLOYMENTS = {
-    "openvino": DeploymentSettings_OpenVINO_ONNX(),
-    "onnxruntime": DeploymentSettings_ONNXRuntime_ONNX(),
-}
 CALIBRATION_IMAGES = 5
 """Batches of the calibration data in which ranges are looked for."""
 ROUNDS = 20
@@ -99,14 +95,14 @@ def main(name: str) -> list[tuple[str, ...]]:
     prepared = MODELS[name]()
     with torch.no_grad():
         exact = np.concatenate([prepared.model(**batch).flatten(1).numpy() for batch in prepared.test])
-    return [(name, *row) for runtime in DEPLOYMENTS for row in _rows(runtime, prepared, exact)]
+    return [(name, *row) for runtime in ("openvino", "onnxruntime") for row in _rows(runtime, prepared, exact)]
 
 
 def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple[str, ...]]:
     opened = RUNTIMES[runtime].open
     with TemporaryDirectory() as position:
         path = Path(position) / "planned.onnx"
-        compile_quantized(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_export(path)
+        compile_quantized(prepared.model, prepared.calibration, deployment_settings_named(runtime)).clika_export(path)
         attention = Attention(onnx.load(path), runtime)
         ranges = attention.ranges(prepared.calibration[:CALIBRATION_IMAGES])
         runs = {}

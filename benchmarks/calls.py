@@ -12,20 +12,10 @@ from functools import partial
 import torch
 
 from benchmarks.measuring import in_turn, processor_seconds
-from benchmarks.models import MODELS
+from benchmarks.models import MODELS, Encoder
 from clika_ref import clika_compile
 
 WARM_UP = 5
-
-
-class _Encoder(torch.nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
-        self.encoder = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.encoder(x)
 
 
 def _resnet(batch: int) -> tuple[torch.nn.Module, torch.Tensor]:
@@ -33,7 +23,7 @@ def _resnet(batch: int) -> tuple[torch.nn.Module, torch.Tensor]:
 
 
 def _encoder(width: int, length: int) -> tuple[torch.nn.Module, torch.Tensor]:
-    return _Encoder(width).eval(), torch.randn(4, length, width)
+    return Encoder(width, 6).eval(), torch.randn(4, length, width)
 
 
 CALLS: dict[str, Callable[[], tuple[torch.nn.Module, torch.Tensor]]] = {

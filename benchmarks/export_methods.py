@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.measuring import in_turn, peak_bytes
-from benchmarks.models import MODELS, Model
+from benchmarks.models import MODELS, Model, Tiny
 from clika_ref import ClikaCompileOptions, clika_compile
 from clika_ref.core.registry import load_registry
 
@@ -51,21 +51,10 @@ def _dynamic(inputs: Inputs) -> dict[str, Any]:
     return {name: {0: torch.export.Dim.AUTO} for name in inputs}
 
 
-class _Tiny(torch.nn.Module):
-    """What both roads are warmed up with: imports and first calls count for neither."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).relu().mean((2, 3))
-
-
 def warm_up(folder: Path) -> None:
     """Go down every road with a tiny model."""
     for method in (*EXPORT_METHODS.values(), floor):
-        method(_Tiny().eval(), {"x": torch.randn(1, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}, folder / "tiny.onnx")
+        method(Tiny().eval(), {"x": torch.randn(1, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}, folder / "tiny.onnx")
 
 
 def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 from benchmarks.measuring import in_fresh_process, verdict
 from clika_ref.reporting.tables import print_table
 
-SIZES = (1_000, 10_000, 100_000)
+SIZES = [1_000, 10_000, 100_000]
 
 LIMIT = 12.0
 """Times the time for ten times the nodes."""

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.subjects import read
-from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, DeploymentSettings_OpenVINO_ONNX
-
-DEPLOYMENTS = {"onnxruntime": DeploymentSettings_ONNXRuntime_ONNX(), "openvino": DeploymentSettings_OpenVINO_ONNX()}
+from clika_ref.settings.compile_options import deployment_settings_named
 
 
 def main(runtime: str, folder: str) -> dict[str, float]:
@@ -20,7 +18,8 @@ def main(runtime: str, folder: str) -> dict[str, float]:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     prepared = read(Path(folder))
-    explained = compile_quantized(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_explain()
+    deployment = deployment_settings_named(runtime)
+    explained = compile_quantized(prepared.model, prepared.calibration, deployment).clika_explain()
     planned = [node for node in explained.nodes if node.macs and node.planned != "float"]
     missed = sum(node in explained.not_quantized for node in planned)
     return {

@@ -23,14 +23,11 @@ def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: 
     _save(_load_float_model(model, calibration, path), path)
 
 
-def nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Quantize with NNCF's default algorithms."""
-    _save(by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=False), path)
-
-
-def nncf_transformer(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Quantize with NNCF's preset for transformers."""
-    _save(by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=True), path)
+def nncf(
+    model: torch.nn.Module, calibration: list[Batch], path: Path, *, for_transformers: bool = False, **_: Any
+) -> None:
+    """Quantize by NNCF's default preset, or by its preset for transformers."""
+    _save(by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=for_transformers), path)
 
 
 def _load_float_model(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ RUNTIMES: dict[str, Runtime] = {
             "floor": quantizers.floor,
             CLIKA_REF_METHOD: openvino_methods.export_with_clika_ref,
             "nncf": openvino_methods.nncf,
-            "nncf-transformer": openvino_methods.nncf_transformer,
+            "nncf-transformer": partial(openvino_methods.nncf, for_transformers=True),
         },
         ".xml",
         _in_openvino,

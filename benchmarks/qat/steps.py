@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import in_turn, processor_seconds
-from benchmarks.models import MODELS
+from benchmarks.models import MODELS, Encoder
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 
 WARM_UP = 2
@@ -26,21 +26,9 @@ SMALL_STEP = 1e-4
 EVERY_LAYER = QuantizationSettings(quantization_sensitivity_threshold=1e9)
 
 
-class _Encoder(nn.Module):
-    """Four layers of a transformer, without dropout, which ours leaves out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.encoder(x)
-
-
 SUBJECTS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "resnet18": lambda: (MODELS["resnet18"]().make(), torch.randn(16, 3, 64, 64)),
-    "encoder": lambda: (_Encoder().eval(), torch.randn(16, 64, 256)),
+    "encoder": lambda: (Encoder(256, 4).eval(), torch.randn(16, 64, 256)),
 }
 
 
