@@ -14,7 +14,7 @@ Inputs = dict[str, torch.Tensor]
 
 LENGTH, IMAGE_SIZE = 32, 64
 
-WIDTH: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512}
+WIDTH = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512}
 TEXT = {**WIDTH, "vocab_size": VOCABULARY}
 DECODER = {**TEXT, "num_key_value_heads": 2, "use_cache": False}
 PATCHES = {**WIDTH, "image_size": IMAGE_SIZE, "patch_size": 16}
