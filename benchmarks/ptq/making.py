@@ -1,6 +1,6 @@
 """One road with one model, in its own process: ``python -m benchmarks.ptq.making onnxruntime ours FOLDER``.
 
-Models and data are made by another process (`benchmarks.ptq.subjects`), whose peak of memory is none of the road's.
+Models and data are made by another process (`benchmarks.ptq.preparing`), whose peak of memory is none of the road's.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +118,3 @@ def write(name: str, folder: Path) -> None:
 def read(folder: Path) -> Prepared:
     """Read what `write` kept."""
     return torch.load(folder / "subject.pt", weights_only=False)
-
-
-if __name__ == "__main__":
-    write(sys.argv[1], Path(sys.argv[2]))
-    print(json.dumps(None))
