@@ -385,15 +385,3 @@ class ClikaCompileOptions:
                 msg = f"unknown option {name!r} = {value!r}.{hint} The options are {', '.join(known)}."
                 raise ModelError(msg)
         return dataclasses.replace(self, **extra)
-
-
-@dataclass(frozen=True)
-class CompileSwitches:
-    """The switches of one compilation, under the names of the arguments of `clika_compile`."""
-
-    discard_input_model: bool
-    is_model_pretrained: bool
-    skip_eval_set_mode: bool
-    dynamic: bool | None
-    is_dry_run: bool
-    graph_name: str | None
