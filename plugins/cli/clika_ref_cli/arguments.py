@@ -30,12 +30,25 @@ class ModelKind(Enum):
     TARGET_FILE = "a file in a target's own format"
 
 
-def find_model_kind(text: str) -> ModelKind:
+def find_model_kind(text: str, inputs: Sequence[str] = ()) -> ModelKind:
     """Return the kind of model that an argument names.
 
+    Args:
+        text: the argument.
+        inputs: values of ``--input``, which only models that are traced accept.
+
     Raises:
-        MisuseError: the argument is a folder, or neither an existing file nor the name of a Python object.
+        MisuseError: the argument is a folder, or neither an existing file nor the name of a Python object; or inputs
+            are given for a model that is already compiled.
     """
+    kind = _find_kind(text)
+    if kind is not ModelKind.FACTORY and inputs:
+        msg = f"cannot trace {text}: it is already compiled. Omit --input, which selects tracing inputs."
+        raise MisuseError(msg)
+    return kind
+
+
+def _find_kind(text: str) -> ModelKind:
     path = Path(text)
     if path.is_dir():
         msg = f"cannot load {text}: it is a folder. Give a model file in it."
@@ -67,18 +80,6 @@ def require_kind(text: str, supported: Sequence[ModelKind], remedy: str) -> Mode
     kind = find_model_kind(text)
     if kind not in supported:
         msg = f"cannot use {text}: it is {kind.value}. {remedy}"
-        raise MisuseError(msg)
-    return kind
-
-
-def reject_unused_inputs(kind: ModelKind, text: str, inputs: Sequence[str]) -> ModelKind:
-    """Return the kind of a model, and reject ``--input`` for models that are not traced.
-
-    Raises:
-        MisuseError: the model is compiled already.
-    """
-    if kind is not ModelKind.FACTORY and inputs:
-        msg = f"cannot trace {text}: it is already compiled. Omit --input, which selects tracing inputs."
         raise MisuseError(msg)
     return kind
 

@@ -42,6 +42,12 @@ def read_onnx(path: Path) -> Any:
     return model
 
 
+def find_inputs(graph: Any) -> list[Any]:
+    """Return the inputs of an ONNX graph; older files list initializers among them."""
+    initializers = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in initializers]
+
+
 def find_file_targets(path: Path) -> list[str]:
     """Return the names of targets with a file format of their own, other than ONNX, that fits the suffix."""
     targets = [target for target in load_registry().targets.values() if target.has_own_format()]
@@ -75,9 +81,8 @@ def make_artifact(path: Path, target: str) -> Artifact:
         ModelError: the file cannot be read as ONNX.
     """
     graph = read_onnx(path).graph
-    initializers = {tensor.name for tensor in graph.initializer}
-    inputs = tuple(value.name for value in graph.input if value.name not in initializers)
-    return Artifact(path, target, inputs, tuple(value.name for value in graph.output))
+    inputs, outputs = (tuple(value.name for value in values) for values in (find_inputs(graph), graph.output))
+    return Artifact(path, target, inputs, outputs)
 
 
 def name_nodes_by_owner(path: Path, folder: Path) -> tuple[Path, Mapping[str, NodeOwner]]:

@@ -70,7 +70,7 @@ def compile_model(
         if not dry_run:
             result = {"artifact": _describe_artifact(module.clika_export(output)), "seconds": module.timings}
         elif as_json:
-            result = import_lazily("dry_run_json").dry_run_as_json(module, resolved.settings.deployment_settings)
+            result = import_lazily("graphs").dry_run_as_json(module, resolved.settings.deployment_settings)
     if result:
         _print_results(result, as_json=as_json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -79,7 +80,7 @@ def compare(
                 raise MisuseError(NO_OTHER_MESSAGE)
             with show_spinner("Comparing targets"):
                 result = comparing.compare_targets(model, target)
-            data = comparing.targets_as_json(result)
+            data = [asdict(row) for row in result.rows]
             is_positive = not any(row.unsupported_reason for row in result.rows)
         else:
             result = _compare_two(comparing, (model, other), target or [], (inputs or [], batch_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,18 @@ from clika_ref.capture.callables import make_callable
 from clika_ref.capture.inputs import pack_arguments
 from clika_ref.capture.signature import flatten_call
 from clika_ref.compiled.lowering import target_for
-from clika_ref.core.artifacts import Artifact, Runner
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.export.model_comparison import Agreement, measure_agreement
 from clika_ref.export.target_comparison import TargetComparison
 from clika_ref_cli.arguments import ModelKind, find_model_kind, load_model, require_kind
-from clika_ref_cli.artifacts import find_file_targets, make_artifact, open_target_file, read_onnx
+from clika_ref_cli.artifacts import find_file_targets, find_inputs, make_artifact, open_target_file, read_onnx
 from clika_ref_cli.command_settings import deployment_settings_for
 from clika_ref_cli.data import DTYPES_BY_NAME, draw_tensor, randomize_floats, read_calls
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
-from clika_ref_cli.graphs import onnx_values_as_json
+from clika_ref_cli.graphs import onnx_value_as_json
 
 UNKNOWN_DIM_SIZE = 2
 """Size used for a dynamic dim if no inputs are given. Models often special-case size 1."""
@@ -98,7 +98,8 @@ def _make_runner(name: str, module: torch.nn.Module) -> Callable[[Any], list[tor
 
 def _load_onnx_file(path: Path, name: str | None) -> ComparedModel:
     target = target_for(deployment_settings_for(name), load_registry())
-    inputs = {x["name"]: (DTYPES_BY_NAME.get(x["dtype"]), x["shape"]) for x in _read_onnx_inputs(path)}
+    values = map(onnx_value_as_json, find_inputs(read_onnx(path).graph))
+    inputs = {x["name"]: (DTYPES_BY_NAME.get(x["dtype"]), x["shape"]) for x in values}
     return _load_in_runtime(path, target, make_artifact(path, target.name), inputs)
 
 
@@ -112,12 +113,12 @@ def _load_target_file(path: Path, name: str | None) -> ComparedModel:
 def _load_in_runtime(path: Path, target: Target, artifact: Artifact, inputs: FileInputs) -> ComparedModel:
     """Load a file in the runtime of a target."""
     unknown = sum(not isinstance(dim, int) for _, shape in inputs.values() for dim in shape)
-    run = partial(_run_artifact, target.load(artifact), replace(artifact, path=path))
+    runner, named = target.load(artifact), replace(artifact, path=path)
+
+    def run(element: Any) -> list[torch.Tensor]:
+        return runner(_order_inputs(named, element))
+
     return ComparedModel(run, artifact.output_names, partial(_draw_inputs, path, inputs), unknown)
-
-
-def _run_artifact(runner: Runner, artifact: Artifact, element: Any) -> list[torch.Tensor]:
-    return runner(_order_inputs(artifact, element))
 
 
 def _order_inputs(artifact: Artifact, element: Any) -> list[torch.Tensor]:
@@ -167,12 +168,6 @@ def _draw_inputs(path: Path, inputs: FileInputs) -> dict[str, torch.Tensor]:
             raise MisuseError(msg)
         drawn[name] = draw_tensor(dtype, [dim if isinstance(dim, int) else UNKNOWN_DIM_SIZE for dim in shape])
     return drawn
-
-
-def _read_onnx_inputs(path: Path) -> list[dict[str, Any]]:
-    graph = read_onnx(path).graph
-    initializers = {tensor.name for tensor in graph.initializer}
-    return onnx_values_as_json(value for value in graph.input if value.name not in initializers)
 
 
 def select_calls(subjects: Sequence[ComparedModel], inputs: Sequence[str], batch_size: int | None) -> Any:
@@ -234,8 +229,3 @@ def agreement_as_json(agreement: Agreement, min_sqnr: float | None) -> dict[str,
 def is_in_agreement(agreement: Agreement, min_sqnr: float | None) -> bool:
     """Whether two models agree: within float rounding, or with at least the given SQNR in dB."""
     return agreement.is_within_rounding if min_sqnr is None else agreement.sqnr >= min_sqnr
-
-
-def targets_as_json(comparison: TargetComparison) -> list[dict[str, Any]]:
-    """Return a comparison of targets as plain data."""
-    return [asdict(row) for row in comparison.rows]

@@ -9,7 +9,7 @@ from typing import Any
 
 import clika_ref
 from clika_ref.settings.compile_options import BaseDeploymentSettings
-from clika_ref_cli.arguments import ModelKind, load_model, reject_unused_inputs, require_kind
+from clika_ref_cli.arguments import ModelKind, find_model_kind, load_model, require_kind
 from clika_ref_cli.command_settings import (
     DEPLOYMENT_SECTION,
     LAYERS_SECTION,
@@ -60,8 +60,8 @@ def load_model_with_data(
     Raises:
         MisuseError: the argument names no model, its data is missing, or inputs are given for a compiled one.
     """
-    remedy = "Give a Python model or a saved module."
-    kind = reject_unused_inputs(require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], remedy), text, inputs)
+    require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], "Give a Python model or a saved module.")
+    kind = find_model_kind(text, inputs)
     if kind is ModelKind.FACTORY and not calibrate:
         msg = f"cannot quantize {text}: --calibrate is missing. Give calibration data, which is read once."
         raise MisuseError(msg)

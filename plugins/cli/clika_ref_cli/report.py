@@ -71,10 +71,7 @@ def report(
             seed_all(seed)
             choices, arguments = import_lazily("command_settings"), import_lazily("arguments")
             others = [choices.deployment_settings_for(name) for name in compare_with or ()]
-            is_saved = (
-                arguments.reject_unused_inputs(arguments.find_model_kind(model), model, inputs or ())
-                is arguments.ModelKind.SAVED
-            )
+            is_saved = arguments.find_model_kind(model, inputs or ()) is arguments.ModelKind.SAVED
             if is_saved and not calibrate and (target is not None or settings is not None):
                 raise MisuseError(SAVED_TARGET_MESSAGE if target is not None else SAVED_SETTINGS_MESSAGE)
             resolved = choices.resolve_settings(settings, choices.Flags(target))
