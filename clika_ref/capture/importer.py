@@ -30,7 +30,6 @@ from clika_ref.capture.autocast_casts import (
 )
 from clika_ref.capture.decomposition import UNDECLARED_REASON, decompose
 from clika_ref.capture.messages import UnsupportedCall
-from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.origins import origin_of
 from clika_ref.capture.surrounding_autocast import surrounding_autocast
 from clika_ref.capture.symbols import SymbolTable
@@ -48,6 +47,10 @@ OperatorFallback = Callable[[torch._ops.OpOverload], Operator | None]
 """Finds an operator for an ATen call that no plugin declares (torchlib), or None."""
 
 NO_OPERATOR_REASON = f"{UNDECLARED_REASON} and PyTorch no decomposition"
+
+
+STATISTICS_UPDATES = {3: "running_mean_update", 4: "running_var_update"}
+"""Operators that update the running statistics, by their positions among operands of batch_norm and instance_norm."""
 
 
 class Importer:
@@ -252,8 +255,15 @@ class Importer:
 
     def _update_statistics(self, name: str, operands: Sequence[Any], attrs: Mapping[str, Any], args: Any) -> None:
         """Write the running statistics of batch and instance norm in training, as traces do not show these writes."""
-        for position, update in running_statistics(name, operands, attrs, self.builder()):
-            self.aliases.write(args[position], self._cast_and_expand(update, operands[position].type))
+        per_instance = name == "instance_norm"
+        is_active = attrs["use_input_stats"] if per_instance else attrs["training"]
+        if not is_active or not all(isinstance(operands[position], Value) for position in STATISTICS_UPDATES):
+            return
+        options = {"momentum": attrs["momentum"], "per_instance": per_instance}
+        for position, update in STATISTICS_UPDATES.items():
+            old = operands[position]
+            new = self.builder()(update, operands[0], old, types=(old.type,), **options)
+            self.aliases.write(args[position], self._cast_and_expand(new, old.type))
 
     # Regions and decompositions
 
@@ -307,12 +317,9 @@ class Importer:
         return TracedTensor(stopped, entry.memory, entry.version, entry, view, (value.type,))
 
     def _inline(self, program: fx.GraphModule, operands: Sequence[Any]) -> Any:
+        """Import a nested program without logging its nodes."""
         for placeholder, entry in zip(program.graph.find_nodes(op="placeholder"), operands, strict=True):
             self._env[placeholder] = entry
-        return self.run_quietly(program)
-
-    def run_quietly(self, program: fx.GraphModule) -> Any:
-        """Import a nested program without logging its nodes."""
         detail, self.detail = self.detail, lambda _: None
         try:
             return self.run(program)
@@ -324,7 +331,7 @@ class Importer:
         found = decompose(node, target, region)
         if found is None:
             raise ModelError(NO_OPERATOR_REASON)
-        program, operands = found.program, found.operands
+        program, operands = found
         for inner in program.graph.nodes:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)

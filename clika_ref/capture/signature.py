@@ -98,10 +98,7 @@ class Signature:
 
         Other arguments are rejected, but callers that see ``**kwargs`` pass them, as the trainer of transformers does.
         """
-        known = self.parameters.parameters
-        extra = [name for name in self.arguments if name not in known]
-        own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
-        return inspect.Signature([*own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in extra)])
+        return spell_out_keywords(self.parameters, self.arguments)
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the leaves of a call, in the order of ``leaves``.
@@ -204,6 +201,14 @@ class Signature:
         return parameter.default
 
 
+def spell_out_keywords(parameters: inspect.Signature, arguments: Sequence[str]) -> inspect.Signature:
+    """Return a signature without ``**kwargs``, with a keyword-only parameter for each argument that it collects."""
+    known = parameters.parameters
+    own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in arguments if n not in known]
+    return inspect.Signature([*own, *extra])
+
+
 def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given arguments by name; ``*args`` as a tuple and ``**kwargs`` spread.
 
@@ -236,18 +241,13 @@ def nest(arguments: Sequence[str], specs: Sequence[pytree.TreeSpec], leaves: Seq
 
 def as_call(parameters: inspect.Signature, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return named arguments as args and kwargs, in the order of the signature, positional if possible."""
-    bound = inspect.BoundArguments(parameters, regroup(parameters, given))  # type: ignore[arg-type]
-    return bound.args, bound.kwargs
-
-
-def regroup(parameters: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Put extra keyword arguments back under the name of the ``**kwargs`` parameter; the inverse of `bind`."""
     known = {n: given[n] for n in parameters.parameters if n in given}
     extra = {n: v for n, v in given.items() if n not in parameters.parameters}
-    if extra:
+    if extra:  # collected by ``**kwargs``, which `bind` has spread
         catch_all = next(n for n, p in parameters.parameters.items() if p.kind is p.VAR_KEYWORD)
         known[catch_all] = extra
-    return known
+    bound = inspect.BoundArguments(parameters, known)  # type: ignore[arg-type]
+    return bound.args, bound.kwargs
 
 
 def flatten_call(

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO, cast
 
 import torch
@@ -43,12 +44,10 @@ class Tracer:
     oblivious: bool
 
 
-def _export(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
-    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
-
-
-def _dynamo(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
-    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=True)
+def _export(
+    module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes, *, strict: bool = False
+) -> torch.export.ExportedProgram:
+    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
 
 
 def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
@@ -108,7 +107,7 @@ class _RejectGradModes(TorchFunctionMode):
 TRACERS: tuple[Tracer, ...] = (
     Tracer("torch.export", _export, oblivious=True),
     Tracer("torch.export, sizes 0 and 1 special", _export, oblivious=False),
-    Tracer("dynamo", _dynamo, oblivious=True),
+    Tracer("dynamo", partial(_export, strict=True), oblivious=True),
     Tracer("torch.fx.symbolic_trace", _symbolic_trace, oblivious=True),
 )
 """Oblivious first: the plain mode rejects resnet18 at 32 x 32, but serves models that the other cannot."""
@@ -123,8 +122,9 @@ def trace(
     tracer: Tracer, module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes
 ) -> torch.export.ExportedProgram:
     """Trace a module with one tracer; errors are the tracer's own."""
+    config: Any = symbol_config  # PyTorch replaces the type of this module on import
     with (
-        _configure_small_sizes(tracer),
+        config.patch(backed_size_oblivious=tracer.oblivious),
         _use_traceable_transformers(),
         record_model_lines(__file__),
         replace_composites(),
@@ -134,11 +134,6 @@ def trace(
         _silence_tracers(),
     ):
         return tracer.run(module, call, shapes)
-
-
-def _configure_small_sizes(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
-    config: Any = symbol_config  # PyTorch replaces the type of this module on import
-    return config.patch(backed_size_oblivious=tracer.oblivious)
 
 
 @contextlib.contextmanager
