@@ -66,7 +66,21 @@ def check_flag(value: Any) -> str:
     return "" if isinstance(value, bool) else "True or False"
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is a whole number and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def make_optional(check: Callable[[Any], str], meaning: str) -> Callable[[Any], str]:
+    """Return a check that also accepts None; ``meaning`` describes None in messages."""
+    return lambda value: f"{accepted}, or None {meaning}" if value is not None and (accepted := check(value)) else ""
+
+
 def check_threshold(value: Any) -> str:
     """Return a description of the accepted values if a value is no finite number >= 0, "" otherwise."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if is_number and value >= 0 and math.isfinite(value) else "a number from 0"
+    return "" if is_number(value) and value >= 0 and math.isfinite(value) else "a number from 0"
