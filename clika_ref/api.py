@@ -160,6 +160,6 @@ def clika_compile(
     with open_ranks(distributed_training_settings) as ranks:
         check_arguments(arguments)
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
-        checked = arguments | {"clika_compile_options": options}
+        checked: dict[str, Any] = arguments | {"clika_compile_options": options}
         given = CompileRequest(**{field.name: checked[field.name] for field in fields(CompileRequest)})
         return compile_model(module_or_func, given, ranks)

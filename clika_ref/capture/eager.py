@@ -22,6 +22,7 @@ from clika_ref.capture.saved_tensors import SavedTensor, is_same, narrow_to_stor
 from clika_ref.capture.state import collect_state
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ModelError
+from clika_ref.core.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class _WriteRecorder(TorchDispatchMode):
 
 
 def _format_type(tensor: torch.Tensor | None) -> str:
-    return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return "nothing" if tensor is None else str(TensorType.of(tensor))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.symbols import Guard, evaluate
+from clika_ref.core.types import TensorType
 
 
 def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
@@ -32,7 +33,7 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
             if length != found:
                 static = isinstance(expected, int)
                 msg = (
-                    f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph: dim "
+                    f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph: dim "
                     f"{dim} must be {expected if static else f'{expected} = {length}'}. "
                 )
                 msg += (
@@ -48,7 +49,7 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
 
 def _check_type(value: Value, tensor: torch.Tensor) -> None:
     if tensor.dim() != value.type.rank or tensor.dtype != value.type.dtype:
-        msg = f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph."
+        msg = f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph."
         if tensor.is_floating_point() and value.type.dtype.is_floating_point and tensor.dtype != value.type.dtype:
             msg += (
                 " A graph computes in the dtypes that it was traced with: convert this input, or convert the "
@@ -87,7 +88,3 @@ def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
         "module with tracing inputs of that size."
     )
     raise ModelError(msg)
-
-
-def _describe_tensor(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

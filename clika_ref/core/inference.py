@@ -72,7 +72,7 @@ def _infer_static(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]
     ]
     if op.takes_device:
         attrs["device"] = torch.device("meta")
-    return tuple(TensorType(t.dtype, tuple(t.shape)) for t in _to_list(op(*tensors, **attrs)))
+    return tuple(TensorType.of(t) for t in _to_list(op(*tensors, **attrs)))
 
 
 def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:

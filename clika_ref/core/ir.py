@@ -151,7 +151,7 @@ class Node:
 
 def _type_of(tensor: torch.Tensor | None) -> TensorType:
     assert tensor is not None
-    return TensorType(tensor.dtype, tuple(tensor.shape))
+    return TensorType.of(tensor)
 
 
 def _format_operand(item: Any) -> str:

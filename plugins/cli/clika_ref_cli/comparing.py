@@ -22,6 +22,7 @@ from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
+from clika_ref.core.types import TensorType
 from clika_ref.export.model_comparison import Agreement, measure_agreement
 from clika_ref.export.target_comparison import TargetComparison
 from clika_ref_cli.arguments import ModelKind, find_model_kind, load_model, require_kind
@@ -149,10 +150,8 @@ def _match_input_name(name: str, inputs: Sequence[str]) -> str:
 
 def _describe_call(element: Any) -> str:
     """Return a readable form of a call: the dtypes and shapes of its tensors."""
-    shapes = pytree.tree_map_only(
-        torch.Tensor, lambda t: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}", element
-    )
-    return str(shapes).replace("'", "")
+    types = pytree.tree_map_only(torch.Tensor, lambda tensor: str(TensorType.of(tensor)), element)
+    return str(types).replace("'", "")
 
 
 def _draw_inputs(path: Path, inputs: FileInputs) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from torch.utils import _pytree as pytree
 
+from clika_ref.serialization.graph_format import DTYPES_BY_NAME
 from clika_ref_cli.arguments import call_factory
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
 from clika_ref_cli.import_path import find_object
@@ -41,12 +42,6 @@ PICKLE_MESSAGE = "it is no NumPy array, or contains a pickle, which could run co
 
 POSITION_PATTERN = re.compile(r"arr_(\d+)")
 """Name that ``numpy.savez(file, x, y)`` gives to positional tensors."""
-
-DTYPES_BY_NAME = {
-    name: dtype
-    for name, dtype in vars(torch).items()
-    if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}"  # leaves out aliases: long, half
-}
 
 
 def read_calls(texts: Sequence[str], option: str = "--input", *, batch_size: int | None = None) -> Iterable[Any]:
