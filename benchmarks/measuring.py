@@ -71,8 +71,7 @@ def in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)  # noqa: S603 - our own modules
     if done.returncode:
-        msg = f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -364,11 +364,10 @@ def _copy_tensor(data: torch.Tensor) -> torch.Tensor:
 def _check_callee(module_or_func: Any) -> TracedCallable:
     """Return the callable to compile; reject compiled modules, and weights that no graph can hold."""
     if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
-        msg = (
+        raise ModelError(
             "cannot compile the module: it is a ClikaModule already. Compile the original model, or export this "
             "one with clika_export."
         )
-        raise ModelError(msg)
     reject_torchscript(module_or_func)
     callee = make_callable(module_or_func)
     check_weights(callee.module)
@@ -386,11 +385,10 @@ def _set_eval(module: torch.nn.Module) -> None:
     try:
         module.eval()
     except NotImplementedError as error:
-        msg = (
+        raise ModelError(
             f"cannot set {type(module).__name__} to eval mode: {error} Compile the model that was exported, or "
             "pass skip_eval_set_mode=True to keep the mode of its export."
-        )
-        raise ModelError(msg) from error
+        ) from error
 
 
 @contextlib.contextmanager

@@ -101,11 +101,10 @@ def make_callable(module_or_func: Any) -> TracedCallable:
             tuple(_loose_parameter_warning(n) for n, p in found.items() if isinstance(p, torch.nn.Parameter)),
             is_function=True,
         )
-    msg = (
+    raise ModelError(
         f"cannot compile {module_or_func!r}: it is a {type(module_or_func).__name__}. Pass an nn.Module, a bound "
         "method such as model.infer, or a function."
     )
-    raise ModelError(msg)
 
 
 def _ensure_signature(function: Callable[..., Any]) -> Callable[..., Any]:

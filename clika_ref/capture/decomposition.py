@@ -63,11 +63,9 @@ def decompose(
             program = make_fx(call, decomposition_table={})(*fakes)
     except Exception as error:
         reason = shorten(str(error) or repr(error), MAX_REASON_LENGTH, placeholder=" ...")
-        msg = f"{lack}, and PyTorch's decomposition fails on these operands: {reason}"
-        raise ModelError(msg) from error
+        raise ModelError(f"{lack}, and PyTorch's decomposition fails on these operands: {reason}") from error
     if fixed:
-        msg = f"{lack}, and PyTorch's decomposition fixes sizes that must be dynamic"
-        raise ModelError(msg)
+        raise ModelError(f"{lack}, and PyTorch's decomposition fixes sizes that must be dynamic")
     calls_itself = any(inner.target is overload for inner in program.graph.nodes)
     return None if calls_itself else (program, operands)
 

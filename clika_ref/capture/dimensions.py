@@ -58,15 +58,15 @@ def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic:
                 result.sizes[InputDim(index, None)] = tuple(values)
         elif any(type(v) is not type(first) or not _is_equal(v, first) for v in values):
             kinds = ", ".join(dict.fromkeys(f"{v!r} ({type(v).__name__})" for v in values))
-            msg = (
+            raise ModelError(
                 f"input {name!r} differs between the tracing inputs ({kinds}), but only integers and dims of tensors "
                 "can be dynamic. Make it a tensor, or compile once for each value."
             )
-            raise ModelError(msg)
     if result.sizes and not dynamic:
         shown = "; ".join(f"{result.label(s)}: {', '.join(map(str, v))}" for s, v in result.sizes.items())
-        msg = f"the inputs differ ({shown}), but dynamic=False makes every dim static. Give inputs of one shape."
-        raise ModelError(msg)
+        raise ModelError(
+            f"the inputs differ ({shown}), but dynamic=False makes every dim static. Give inputs of one shape."
+        )
     return result
 
 
@@ -83,11 +83,10 @@ def _compare_tensors(result: InputComparison, index: int, name: str, values: lis
         for v in values
     }
     if len(kinds) > 1:
-        msg = (
+        raise ModelError(
             f"input {name!r} is {' and '.join(kinds.values())} in the tracing inputs. Use one dtype and one "
             "number of dims for it."
         )
-        raise ModelError(msg)
     marked = set().union(*(getattr(v, "_dynamo_dynamic_indices", set()) for v in values if marks_count))
     for dim in range(first.dim()):
         lengths = tuple(v.shape[dim] for v in values)

@@ -133,8 +133,7 @@ class Importer:
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._import_region(node, target)
         if not isinstance(target, torch._ops.OpOverload):
-            msg = f"no operator is declared for {target}"
-            raise ModelError(msg)
+            raise ModelError(f"no operator is declared for {target}")
         args = self._entries(node.args)
         kwargs = {k: self._entries(v) for k, v in node.kwargs.items()}
         if self.aliases.is_noop(node):
@@ -150,11 +149,10 @@ class Importer:
         self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, *, is_written: bool = False
     ) -> Any:
         if target is aten.as_strided.default and not is_contiguous_at_start(node.args[0]):
-            msg = (
+            raise ModelError(
                 "as_strided of a view that is not contiguous reads memory that is not in the graph. Use indexing "
                 "instead."
             )
-            raise ModelError(msg)
         if target.overloadpacket is aten.squeeze:
             fake = node.all_input_nodes[0].meta["val"]
             self.table.require_not_one(fake, find_squeezed_dims(fake.dim(), *args[1:]), self.origin.line)
@@ -176,11 +174,10 @@ class Importer:
             k for k, v in attrs.items() if any(isinstance(leaf, Value | TracedFloat) for leaf in pytree.tree_leaves(v))
         ]
         if read:
-            msg = (
+            raise ModelError(
                 f"{read[0]} is read from a tensor, as by item(), but it must be a constant in the graph. Use the "
                 "tensor itself."
             )
-            raise ModelError(msg)
         return self._add(node, op, tuple(call.operands), attrs, is_written=is_written)
 
     def _add(
@@ -222,8 +219,7 @@ class Importer:
 
     def _write(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
         if not all(isinstance(destination, TracedTensor) for destination in written):
-            msg = f"{target} writes to a value that is not a tensor of the graph"
-            raise ModelError(msg)
+            raise ModelError(f"{target} writes to a value that is not a tensor of the graph")
         if target.overloadpacket is aten.copy_:
             made = args[1]
         else:
@@ -280,16 +276,14 @@ class Importer:
                 self.autocast = self.autocast or ""
                 region = (kind, dtype, cache) if enabled else None
         else:
-            msg = (
+            raise ModelError(
                 f"control flow ({target.name()}) is not supported yet. Use torch.where on both results, or compile "
                 "each branch separately."
             )
-            raise ModelError(msg)
         with self._use_regions(region, unrecorded):
             results = self._inline(inner, operands)
         if len(self.unsupported) > known:
-            msg = "calls inside it could not be imported"
-            raise ModelError(msg)
+            raise ModelError("calls inside it could not be imported")
         if not detached:
             return results
         outer = set(map(id, unrecorded))  # these keep their history, even if they are written to
@@ -343,8 +337,7 @@ class Importer:
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # report the outer call, which the user wrote
             del self.unsupported[known:]
-            msg = f"{UNDECLARED_REASON}, and its decomposition needs {', '.join(inner)}"
-            raise ModelError(msg)
+            raise ModelError(f"{UNDECLARED_REASON}, and its decomposition needs {', '.join(inner)}")
         return self._adopt_results(results, node.meta["val"], [n.meta["val"] for n in operands])
 
     def _adopt_results(self, results: Any, fakes: Any, operands: list[Any]) -> Any:
@@ -368,8 +361,7 @@ class Importer:
     def _entries(self, arg: Any) -> Any:
         if isinstance(arg, fx.Node):
             if arg not in self._env:
-                msg = f"it needs the result of {arg.target}, which could not be imported"
-                raise ModelError(msg)
+                raise ModelError(f"it needs the result of {arg.target}, which could not be imported")
             return self._env[arg]
         if isinstance(arg, tuple | list):
             return tuple(map(self._entries, arg))

@@ -98,11 +98,10 @@ class ProgramImporter:
         written = {self.graph.aliases.get(name, name) for name in self.traced.written}
         missing = sorted(written - self.graph.state.keys())
         if missing:
-            msg = (
+            raise MismatchError(
                 f"forward writes to {', '.join(missing)} in a way that this trace does not record, such as through "
                 f".data. Write in place: with torch.no_grad(): self.{missing[0]}.copy_(...)"
             )
-            raise MismatchError(msg)
 
     def _declare_state(self) -> None:
         """Register every parameter and buffer, used or not, under its qualified name; tied ones only once."""
@@ -170,19 +169,19 @@ class ProgramImporter:
                 msg += " Draw without a generator: torch.manual_seed seeds the random numbers of a compiled module."
             raise ModelError(msg)
         if isinstance(data, FakeTensor):
-            msg = f"the tracer treated a result of the model as a constant ({tuple(data.shape)} in {target})"
-            raise MismatchError(msg)
+            raise MismatchError(
+                f"the tracer treated a result of the model as a constant ({tuple(data.shape)} in {target})"
+            )
         return self.graph.add_constant(data.detach(), f"{LIFTED_PREFIX}{target}")
 
     def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:
         first = self.traced.expected[0]
         names = leaf_names(first.structure.unflatten(first.leaves))
         if len(outputs) != len(names):
-            msg = (
+            raise MismatchError(
                 f"the model returns {len(names)} values for input 1, but {len(outputs)} for the traced input. Return "
                 "a fixed number of values."
             )
-            raise MismatchError(msg)
         described = [self._output(entry, name) for entry, name in zip(outputs, names, strict=True)]
         return Signature(
             self.traced.parameters,
@@ -199,8 +198,7 @@ class ProgramImporter:
             self.graph.add_output(self.importer.value_of(entry))
             return OutputLeaf(len(self.graph.outputs) - 1, name=name)
         if self._is_read_from_tensor(entry):
-            msg = f"forward returns {entry}, a number read from a tensor. Return that tensor instead."
-            raise ModelError(msg)
+            raise ModelError(f"forward returns {entry}, a number read from a tensor. Return that tensor instead.")
         return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
 
     def _is_read_from_tensor(self, entry: Any) -> bool:

@@ -120,17 +120,15 @@ class Signature:
         for name, value in given.items():
             default = self.parameters.parameters.get(name)
             if default is not None and isinstance(default.default, UnsavedDefault):
-                msg = (
+                raise ModelError(
                     f"argument {name!r} was omitted when the model was compiled, and its default {default.default} is "
                     "not stored in a copied or saved model. Omit it, or include it in the tracing inputs."
                 )
-                raise ModelError(msg)
             if default is None or not _is_same(value, default.default):
-                msg = (
+                raise ModelError(
                     f"argument {name!r} was omitted when the model was compiled. To use it, include it in the tracing "
                     "inputs."
                 )
-                raise ModelError(msg)
         return flat
 
     def graph_inputs(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
@@ -143,18 +141,18 @@ class Signature:
         for leaf, value in zip(self.leaves, leaves, strict=True):
             if isinstance(leaf, ConstantLeaf):
                 if not _is_same(value, leaf.value):
-                    msg = (
+                    raise ModelError(
                         f"argument {leaf.name!r} is {value!r}, but the graph was compiled for {leaf.value!r}. Compile "
                         "again with that value, or give tracing inputs with several integers."
                     )
-                    raise ModelError(msg)
             elif isinstance(leaf, NumberLeaf) and isinstance(value, int):
                 tensors.append(torch.tensor(value))
             elif isinstance(value, torch.Tensor):
                 tensors.append(value)
             else:
-                msg = f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}, but the model expects a tensor."
-                raise ModelError(msg)
+                raise ModelError(
+                    f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}, but the model expects a tensor."
+                )
         return tensors
 
     def unflatten(self, results: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
@@ -190,14 +188,14 @@ class Signature:
     def _default(self, name: str) -> Any:
         parameter = self.parameters.parameters.get(name)
         if parameter is None or parameter.default is inspect.Parameter.empty:
-            msg = f"argument {name!r} is missing. The model was compiled for forward({', '.join(self.arguments)})."
-            raise ModelError(msg)
+            raise ModelError(
+                f"argument {name!r} is missing. The model was compiled for forward({', '.join(self.arguments)})."
+            )
         if isinstance(parameter.default, UnsavedDefault) and name in self.arguments:
-            msg = (
+            raise ModelError(
                 f"argument {name!r} is missing, and its default {parameter.default} is not stored in a copied or "
                 "saved model. Pass it."
             )
-            raise ModelError(msg)
         return parameter.default
 
 
@@ -219,8 +217,7 @@ def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[s
         bound = parameters.bind(*args, **kwargs)
     except TypeError as error:
         shown = [type(a).__name__ for a in args] + [f"{k}: {type(v).__name__}" for k, v in kwargs.items()]
-        msg = f"inputs ({', '.join(shown)}) do not match forward{parameters}: {error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"inputs ({', '.join(shown)}) do not match forward{parameters}: {error}") from error
     given: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if parameters.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:

@@ -77,11 +77,10 @@ def _reject_hashing() -> Iterator[None]:
 
 
 def _raise_unhashable(traced: torch.fx.Proxy) -> int:
-    msg = (
+    raise TypeError(
         f"{traced} is looked up in a set, a dict or a cache, but its value is not known during tracing. Compare it "
         "with each value instead (x.shape[0] == 1 or x.shape[0] == 7), or make this dim static."
     )
-    raise TypeError(msg)
 
 
 class _RejectRandomCalls(TorchDispatchMode):
@@ -89,8 +88,7 @@ class _RejectRandomCalls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags:
-            msg = f"{func} draws random numbers, which a symbolic trace would record as constants"
-            raise TraceError(msg)
+            raise TraceError(f"{func} draws random numbers, which a symbolic trace would record as constants")
         return func(*args, **(kwargs or {}))
 
 
@@ -99,8 +97,7 @@ class _RejectGradModes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled and not (args[0] and torch.is_grad_enabled()):
-            msg = "gradients are switched on or off for a region, which a symbolic trace does not record"
-            raise TraceError(msg)
+            raise TraceError("gradients are switched on or off for a region, which a symbolic trace does not record")
         return func(*args, **(kwargs or {}))
 
 

@@ -79,8 +79,7 @@ def _run_node(
     try:
         result = node.op(*operands, **attrs)
     except Exception as error:
-        msg = f"{node!r} in {node.origin}: execution failed: {error}"
-        raise ClikaError(msg) from error
+        raise ClikaError(f"{node!r} in {node.origin}: execution failed: {error}") from error
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 

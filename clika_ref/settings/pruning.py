@@ -96,11 +96,10 @@ class PruningSettings(CheckedSettings):
 
     def _require_limit(self) -> None:
         if not parse_pattern(self.mask_type) and self.sparsity is None and self.pruning_sensitivity_threshold is None:
-            msg = (
+            raise ModelError(
                 "pruning_sensitivity_threshold=None sets no limit, so that everything could be pruned. Give "
                 "sparsity, the share to prune."
             )
-            raise ModelError(msg)
 
 
 @dataclass

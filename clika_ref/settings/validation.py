@@ -24,20 +24,17 @@ class CheckedSettings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            msg = f"{type(self).__name__} has no {name!r}.{hint} Its fields are {', '.join(known)}."
-            raise ModelError(msg)
+            raise ModelError(f"{type(self).__name__} has no {name!r}.{hint} Its fields are {', '.join(known)}.")
         accepted = describe_valid_values(type(self), name, value)
         if accepted:
-            msg = f"{type(self).__name__}.{name} is {value!r}. Give {accepted}."
-            raise ModelError(msg)
+            raise ModelError(f"{type(self).__name__}.{name} is {value!r}. Give {accepted}.")
         before = vars(self).get(name, _ABSENT)
         object.__setattr__(self, name, [*value] if isinstance(value, tuple) else value)
         contradiction = self._contradiction() if len(vars(self)) == len(known) else ""
         if contradiction:
             if before is not _ABSENT:
                 object.__setattr__(self, name, before)
-            msg = f"{type(self).__name__}: {contradiction}"
-            raise ModelError(msg)
+            raise ModelError(f"{type(self).__name__}: {contradiction}")
 
     def check(self) -> None:
         """Check all fields again, since the contents of a list may have changed since it was set.

@@ -34,11 +34,9 @@ def read_onnx(path: Path) -> Any:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:
-        msg = f"cannot read {path} as ONNX: {str(error).rstrip('.')}. Give a complete ONNX file."
-        raise ModelError(msg) from error
+        raise ModelError(f"cannot read {path} as ONNX: {str(error).rstrip('.')}. Give a complete ONNX file.") from error
     if not model.HasField("graph"):
-        msg = f"cannot read {path} as ONNX: it contains no graph. Give a complete ONNX file."
-        raise ModelError(msg)
+        raise ModelError(f"cannot read {path} as ONNX: it contains no graph. Give a complete ONNX file.")
     return model
 
 
@@ -69,8 +67,9 @@ def open_target_file(path: Path, target: Target, folder: Path) -> OpenedFile:
     supported = find_file_targets(path)
     if target.name not in supported:
         names = " or ".join(supported)
-        msg = f"cannot open {path} with {target.name}: its format is that of {names}. Give --target {supported[0]}."
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot open {path} with {target.name}: its format is that of {names}. Give --target {supported[0]}."
+        )
     return target.open_file(path, folder)
 
 

@@ -94,8 +94,9 @@ def compare(
 def _compare_two(comparing: Any, names: tuple[str, str], targets: list[str], data: tuple[list[str], int | None]) -> Any:
     """Compare two models. ONNX files run in the target at their own index, or in the only one given."""
     if len(targets) > len(names):
-        msg = f"cannot compare two models on {len(targets)} targets. Give --target once, or once for each model."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"cannot compare two models on {len(targets)} targets. Give --target once, or once for each model."
+        )
     with show_spinner("Loading models"):
         names_of_targets = [targets[min(i, len(targets) - 1)] if targets else None for i in range(len(names))]
         first, second = (comparing.load_compared_model(*pair) for pair in zip(names, names_of_targets, strict=True))

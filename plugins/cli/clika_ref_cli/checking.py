@@ -33,8 +33,9 @@ def find_violations(text: str, target: str, inputs: Sequence[str]) -> Sequence[V
     checked = target_for(settings, registry)
     if not checked.has_file_rules():
         names = sorted(name for name, other in registry.targets.items() if other.has_file_rules())
-        msg = f"cannot check files for {target}: it has no rules. Targets with rules: {', '.join(names) or 'none'}."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"cannot check files for {target}: it has no rules. Targets with rules: {', '.join(names) or 'none'}."
+        )
     if find_model_kind(text, inputs) is ModelKind.ONNX:
         with show_spinner("Checking"):
             return checked.check(Path(text))

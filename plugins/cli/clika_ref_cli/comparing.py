@@ -90,8 +90,7 @@ def _make_runner(name: str, module: torch.nn.Module) -> Callable[[Any], list[tor
             raise
         except Exception as error:
             reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
-            msg = f"cannot run {name} on {_describe_call(element)}: {reason}. {DEBUG_HINT}"
-            raise ModelError(msg) from error
+            raise ModelError(f"cannot run {name} on {_describe_call(element)}: {reason}. {DEBUG_HINT}") from error
         return [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
 
     return run
@@ -137,8 +136,9 @@ def _order_inputs(artifact: Artifact, element: Any) -> list[torch.Tensor]:
     named = {_match_input_name(name, rest): leaf for name, leaf in pairs if isinstance(leaf, torch.Tensor | int)}
     if set(named) != set(rest) or len(positional) > len(artifact.input_names):
         names = ", ".join(artifact.input_names)
-        msg = f"cannot run {artifact.path} on {_describe_call(element)}: its inputs are {names}. Give matching inputs."
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot run {artifact.path} on {_describe_call(element)}: its inputs are {names}. Give matching inputs."
+        )
     return [torch.as_tensor(leaf) for leaf in (*positional, *(named[name] for name in rest))]
 
 
@@ -163,8 +163,9 @@ def _draw_inputs(path: Path, inputs: FileInputs) -> dict[str, torch.Tensor]:
     drawn: dict[str, torch.Tensor] = {}
     for name, (dtype, shape) in inputs.items():
         if dtype is None:
-            msg = f"cannot draw inputs for {path}: the dtype of {name} is unknown or missing in PyTorch. Give --input."
-            raise MisuseError(msg)
+            raise MisuseError(
+                f"cannot draw inputs for {path}: the dtype of {name} is unknown or missing in PyTorch. Give --input."
+            )
         drawn[name] = draw_tensor(dtype, [dim if isinstance(dim, int) else UNKNOWN_DIM_SIZE for dim in shape])
     return drawn
 
@@ -181,8 +182,7 @@ def select_calls(subjects: Sequence[ComparedModel], inputs: Sequence[str], batch
         if subject.draw_inputs is not None:
             print_note("inputs are random numbers. Give --input to compare on your data.")
             return [subject.draw_inputs()]
-    msg = "cannot compare: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs."
-    raise MisuseError(msg)
+    raise MisuseError("cannot compare: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs.")
 
 
 def compare_models(first: ComparedModel, second: ComparedModel, calls: Iterable[Any]) -> Agreement:

@@ -99,8 +99,7 @@ def _compile_float(model: str, resolved: Any, inputs: list[str]) -> clika_ref.Cl
     arguments, choices, data = import_lazily("arguments"), import_lazily("command_settings"), import_lazily("data")
     arguments.require_kind(model, [arguments.ModelKind.FACTORY], "Give a Python model or a saved module.")
     if not inputs:
-        msg = f"cannot report on {model}: there is no data. {NO_DATA_HINT}"
-        raise MisuseError(msg)
+        raise MisuseError(f"cannot report on {model}: there is no data. {NO_DATA_HINT}")
     user_model, calls = arguments.load_model(model), [*data.read_calls(inputs)]
     module: Any = clika_ref.clika_compile(user_model, tracing_inputs=calls, **choices.float_compile_arguments(resolved))
     return module
