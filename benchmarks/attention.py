@@ -6,7 +6,6 @@ around 0 for what stands second, as both runtimes multiply them, and what each o
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -188,7 +187,3 @@ class Attention:
             scale = (high - low) / 255
             return scale, np.uint8(round(-low / scale))
         return max(-low, high) / 127, np.int8(0)
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

@@ -1,10 +1,8 @@
-"""Calls of one compiled model and of its original in turn: ``python -m benchmarks.calls "resnet18 x 1" 60``."""
+"""Calls of one compiled model and of its original in turn."""
 
 from __future__ import annotations
 
 import copy
-import json
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -47,7 +45,3 @@ def main(name: str, rounds: str) -> dict[str, list[float]]:
         }
         in_turn(candidates, WARM_UP)
         return in_turn(candidates, int(rounds))
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

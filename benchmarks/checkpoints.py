@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +51,7 @@ def count_needed_bytes(module: ClikaModule) -> int:
     return quantized_bytes + sum(t.nbytes for t in (*planned.values(), *floats))
 
 
-def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
+def main(name: str, settings: str, rounds: str) -> dict[str, Any]:
     """Quantize and save one model, and load it in turn with what safetensors alone reads of the file."""
     torch.manual_seed(0)
     model, x = SUBJECTS[name]()
@@ -110,7 +108,3 @@ def run(names: Names = None, rounds: int = 9) -> None:
     print_table(header, rows, title=title)
     print(f"Largest file, less 200 KB, to what its weights need: {verdict(size, LARGER)}")
     print(f"Seconds of loading beyond safetensors' own: {verdict(slower, SLOWER_S)}")
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))

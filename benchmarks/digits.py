@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +119,7 @@ def accuracy(run: Callable[[torch.Tensor], torch.Tensor]) -> float:
         return 100 * (run(images).argmax(1) == labels).float().mean().item()
 
 
-def measure(name: str, seed: str) -> dict[str, float]:
+def main(name: str, seed: str) -> dict[str, float]:
     """Train a network, compress it, train it on, and judge its artifact in ONNX Runtime."""
     torch.manual_seed(int(seed))
     compression, target = COMPRESSIONS[name], load_registry().targets["onnxruntime"]
@@ -165,7 +163,3 @@ def run(names: Names = None, seeds: int = SEEDS) -> None:
     title = f"Accuracy on 540 digits, mean of {seeds} seeds, of the artifact in ONNX Runtime"
     print_table(("compression", "in float", "before training", "after"), rows, title=title)
     print("\n".join(verdicts))
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -163,7 +161,7 @@ def count_right(logits: Tensor, classes: Iterable[frozenset[int]]) -> int:
     return sum(int(top) in right for top, right in zip(logits.argmax(1), classes, strict=True))
 
 
-def measure(rounds: str, crops: str) -> dict[str, dict[str, float]]:
+def main(rounds: str, crops: str) -> dict[str, dict[str, float]]:
     """Return the figures of each row, in this process."""
     warnings.simplefilter("ignore")
     model = load_model()
@@ -219,7 +217,3 @@ def run(rounds: int = ROUNDS, crops: int = TEST_CROPS) -> None:
     title = f"EfficientNet-Lite0: {photographs * crops} crops of {photographs} photographs, batch 1 on one thread"
     columns = ("", "right class, %", "same as float, %", "SQNR, dB", "size, MB", "latency, ms, of float")
     print_table(columns, rows, title=title)
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))

@@ -1,13 +1,11 @@
-"""Export a model by one method, in its own process: ``python -m benchmarks.export_methods time resnet18 3``."""
+"""Export a model by one method, in its own process."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import io
-import json
 import logging
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -109,7 +107,3 @@ def main(unit: str, name: str, option: str) -> dict[str, Any]:
         if unit == "time":
             return measure_time(model, int(option), Path(folder))
         return measure_memory(model, option, Path(folder))
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +72,7 @@ SUBJECTS: Mapping[str, Subject] = {
 }
 
 
-def measure(name: str) -> dict[str, float]:
+def main(name: str) -> dict[str, float]:
     """Prune one model, export it before and after, and call both files in turn; return the ratios."""
     torch.manual_seed(0)
     subject, target = SUBJECTS[name], load_registry().targets["onnxruntime"]
@@ -115,7 +113,3 @@ def run(names: Names = None) -> None:
     title = f"{SHARE:.0%} of the channels or heads of each group removed, ONNX Runtime, calls in turn"
     print_table(("model", "latency", "times faster", "file / before", "MACs / before", "pruning"), rows, title=title)
     print(f"Geometric mean: {geometric_mean(faster):.2f} times faster")
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1])))

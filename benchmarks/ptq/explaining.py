@@ -1,10 +1,8 @@
-"""What a runtime makes of one subject as we quantize it: ``python -m benchmarks.ptq.explaining openvino FOLDER``."""
+"""Explain one subject, as we quantize it, in a runtime."""
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import warnings
 from pathlib import Path
 
@@ -26,7 +24,3 @@ def main(runtime: str, folder: str) -> dict[str, float]:
         "planned": explained.share(planned=True),
         "in integers": 1 - missed / len(planned) if planned else 0.0,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

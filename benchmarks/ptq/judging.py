@@ -1,13 +1,8 @@
-"""Judge the files of one subject in their runtime: latency in turn, and how near the outputs are to those in float.
-
-``python -m benchmarks.ptq.judging onnxruntime FOLDER ROUNDS fp32 ours ...``
-"""
+"""Judge the files of one subject in their runtime: latency in turn, and how near the outputs are to those in float."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +76,3 @@ def main(runtime: str, path: str, rounds: str, *names: str) -> dict[str, Any]:
         exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
     found = {name: compare_outputs(outputs(run, prepared.test), exact, prepared) for name, run in runs.items()}
     return {"latency": seconds, "judged": found}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

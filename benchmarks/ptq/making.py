@@ -1,6 +1,6 @@
-"""One road with one model, in its own process: ``python -m benchmarks.ptq.making onnxruntime ours FOLDER``.
+"""One road with one model, in its own process.
 
-Models and data are made by another process (`benchmarks.ptq.preparing`), whose peak of memory is none of the road's.
+Models and data are made by another process (`benchmarks.ptq.subjects`), whose peak of memory is none of the road's.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import json
 import logging
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -42,7 +40,3 @@ def main(runtime: str, method: str, location: str) -> dict[str, Any]:
         seconds = time.perf_counter() - start
     written = [file for file in (path, path.with_suffix(".bin")) if file.exists()]
     return {"seconds": seconds, "peak": peak_bytes() - before, "bytes": sum(f.stat().st_size for f in written)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

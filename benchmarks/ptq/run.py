@@ -83,7 +83,7 @@ def run(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "o
 
 def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
     with TemporaryDirectory() as folder:
-        in_fresh_process("benchmarks.ptq.preparing", name, folder)
+        in_fresh_process("benchmarks.ptq.subjects", name, folder)
         made: dict[str, list[Any]] = {}
         methods = [
             method for method in RUNTIMES[runtime].methods if method != CLIKA_REF_LATENCY_METHOD or name in TIMED

@@ -1,13 +1,11 @@
-"""How far sensitivities and predictions hold for one subject: ``python -m benchmarks.ptq.sensitivities FOLDER``.
+"""Compare sensitivities and predictions for one subject with runs.
 
 Each layer is quantized alone, and the outputs on other data are held against float: what `sensitivities` estimates.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -146,7 +144,3 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the correlation of the ranks of two lists."""
     ranks = torch.stack([torch.tensor(x).argsort().argsort().double() for x in (one, other)])
     return float(torch.corrcoef(ranks)[0, 1])
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

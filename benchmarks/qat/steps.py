@@ -1,12 +1,10 @@
-"""Steps of training of one model in turn, in float and on each road: ``python -m benchmarks.qat.steps resnet18 9``."""
+"""Steps of training of one model in turn, in float and on each road."""
 
 from __future__ import annotations
 
 import copy
 import importlib
-import json
 import logging
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -113,7 +111,3 @@ def main(name: str, rounds: str) -> dict[str, Any]:
             steps.pop(method, None)
     in_turn(steps, WARM_UP)
     return {"seconds": in_turn(steps, int(rounds)), "lacking": lacking}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import warnings
@@ -87,7 +86,3 @@ def _of_target(module: Any, deployment: Any) -> dict[str, Any]:
         "planned": sum(node.macs for node in planned) / max(sum(node.macs for node in layers), 1),
         "runs": 1 - sum(node in explained.not_quantized for node in planned) / max(len(planned), 1),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
