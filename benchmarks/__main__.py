@@ -15,11 +15,11 @@ from benchmarks import (
     forward,
     imports,
     pruning,
+    qat,
     report,
     scaling,
 )
 from benchmarks.ptq import run as ptq
-from benchmarks.qat import run as qat
 from benchmarks.targets import run as targets
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks import qat
 from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, verdict
 from benchmarks.models import MODELS
-from benchmarks.qat import steps
 
 # isort: split
 import safetensors.torch
@@ -30,12 +30,12 @@ FOUR_BITS = QuantizationSettings(
     weights_num_bits=4, prefer_weights_only_quantization=True, quantization_sensitivity_threshold=1e9
 )
 
-SETTINGS: Mapping[str, QuantizationSettings] = {"int8": steps.EVERY_LAYER, "int4, weights only": FOUR_BITS}
+SETTINGS: Mapping[str, QuantizationSettings] = {"int8": qat.EVERY_LAYER, "int4, weights only": FOUR_BITS}
 
 DEEP_NETWORKS = ("mobilenet_v3_large", "densenet121")
 """Models of many layers with few weights each, of which graph, plan and ranges are a larger part."""
 
-SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = steps.SUBJECTS | {
+SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = qat.SUBJECTS | {
     name: lambda name=name: (MODELS[name]().make(), torch.randn(16, 3, 64, 64)) for name in DEEP_NETWORKS
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measuring import in_turn
+from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES, Run
 from benchmarks.ptq.subjects import Prepared, read
 
 # isort: split
 import torch
+
+from clika_ref.settings.compile_options import deployment_settings_named
 
 CALLS = 5
 """In a row, for one figure of latency."""
@@ -65,6 +70,18 @@ def _nearest(embedded: np.ndarray) -> np.ndarray:
     return is_same.argmax(1)
 
 
+def explain(runtime: str, prepared: Prepared) -> dict[str, float]:
+    """Return which share of products is planned in integers, and of the layers that are, which share runs so."""
+    deployment = deployment_settings_named(runtime)
+    explained = compile_quantized(prepared.model, prepared.calibration, deployment).clika_explain()
+    planned = [node for node in explained.nodes if node.macs and node.planned != "float"]
+    missed = sum(node in explained.not_quantized for node in planned)
+    return {
+        "planned": explained.share(planned=True),
+        "in integers": 1 - missed / len(planned) if planned else 0.0,
+    }
+
+
 def main(runtime: str, path: str, rounds: str, *names: str) -> dict[str, Any]:
     """Judge the files of one folder, by name."""
     folder, chosen = Path(path), RUNTIMES[runtime]
@@ -75,4 +92,6 @@ def main(runtime: str, path: str, rounds: str, *names: str) -> dict[str, Any]:
     with torch.no_grad():
         exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
     found = {name: compare_outputs(outputs(run, prepared.test), exact, prepared) for name, run in runs.items()}
-    return {"latency": seconds, "judged": found}
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    return {"latency": seconds, "judged": found, "explained": explain(runtime, prepared)}

@@ -96,7 +96,6 @@ def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
         judged = in_fresh_process("benchmarks.ptq.judging", runtime, folder, str(calls), *whole)
         has_sensitivities = name in SENSITIVITY_SUBJECTS and runtime == "onnxruntime"
         sensitivities = in_fresh_process("benchmarks.ptq.sensitivities", folder) if has_sensitivities else None
-        explained = in_fresh_process("benchmarks.ptq.explaining", runtime, folder)
     return Found(
         runtime,
         {method: [m["seconds"] for m in made[method]] for method in made if made[method]},
@@ -105,7 +104,7 @@ def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
         judged["latency"],
         judged["judged"],
         sensitivities,
-        explained,
+        judged["explained"],
     )
 
 

@@ -1,20 +1,26 @@
-"""Steps of training of one model in turn, in float and on each road."""
+"""Time steps of training on each road, and print how many times as long as in float they take."""
 
 from __future__ import annotations
 
 import copy
 import importlib
 import logging
+import statistics
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.measuring import in_turn, processor_seconds
+from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, ratio, verdict
 from benchmarks.models import MODELS, Encoder
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.reporting.tables import print_table
+
+LIMIT = 2.0
+"""Of a float step (issue 6)."""
 
 WARM_UP = 2
 
@@ -30,22 +36,8 @@ SUBJECTS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 }
 
 
-def floating(model: nn.Module, _: torch.Tensor) -> nn.Module:
-    """Train in float, norms being those of the batch."""
-    return model
-
-
-def train_quantized(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Train in integers, norms being frozen."""
-    return _compile_module(model, x)
-
-
-def train_quantized_live(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Train in integers, norms being those of the batch."""
-    return _compile_module(model, x, batch_norm="live")
-
-
-def _compile_module(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.Module:
+def compile_quantized(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.Module:
+    """Compile with every layer in INT8."""
     return clika_compile(
         model,
         calibration_inputs=[x],
@@ -72,9 +64,9 @@ def torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
 
 
 TRAINING_METHODS = {
-    "float": floating,
-    "ours": train_quantized,
-    "ours, live norms": train_quantized_live,
+    "float": lambda model, _: model,
+    "ours": compile_quantized,
+    "ours, live norms": partial(compile_quantized, batch_norm="live"),
     "NNCF": nncf,
     "torchao": torchao,
 }
@@ -111,3 +103,23 @@ def main(name: str, rounds: str) -> dict[str, Any]:
             steps.pop(method, None)
     in_turn(steps, WARM_UP)
     return {"seconds": in_turn(steps, int(rounds)), "lacking": lacking}
+
+
+def run(names: Names = None, rounds: int = 9) -> None:
+    """One step of training in integers, against float, NNCF's and torchao's; not part of all."""
+    rows: list[tuple[str, ...]] = []
+    worst, compared = 0.0, 0.0
+    for name in names or SUBJECTS:
+        found = in_fresh_process("benchmarks.qat", name, str(rounds))
+        seconds = found["seconds"]
+        for method, times in seconds.items():
+            figure = ratio(times, seconds["float"])
+            rows.append((name, method, f"{statistics.median(times) * 1e3:.1f} ms", f"{figure:.2f}"))
+            worst = max(worst, figure) if method.startswith("ours") else worst
+        rows += [(name, method, "makes none", reason) for method, reason in found["lacking"].items()]
+        peers = [ratio(seconds["ours"], seconds[method]) for method in ("NNCF", "torchao") if method in seconds]
+        compared = max(compared, *peers) if peers else compared
+    title = "One step: forward, backward, SGD; in turn, one thread, processor time"
+    print_table(("model", "road", "step", "times a float step"), rows, title=title)
+    print(f"Worst ratio to float: {verdict(worst, LIMIT)}")
+    print(f"Worst ratio to a peer: {verdict(compared, 1.0)}" if compared else "No peer is installed")
