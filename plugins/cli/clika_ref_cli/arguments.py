@@ -12,7 +12,7 @@ import torch
 import clika_ref
 from clika_ref_cli.artifacts import find_file_targets
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError
-from clika_ref_cli.import_path import find_object
+from clika_ref_cli.import_path import describe_raised, find_object
 
 ONNX_SUFFIX = ".onnx"
 
@@ -110,8 +110,7 @@ def call_factory(text: str, factory: Callable[[], Any]) -> Any:
     try:
         return factory()
     except (Exception, SystemExit) as error:  # a script may exit on unexpected arguments
-        reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
-        raise MisuseError(f"cannot call {text}() without arguments: {reason}. {DEBUG_HINT}") from error
+        raise MisuseError(f"cannot call {text}() without arguments: {describe_raised(error)}. {DEBUG_HINT}") from error
 
 
 def load_compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:

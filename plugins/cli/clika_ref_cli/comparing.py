@@ -31,6 +31,7 @@ from clika_ref_cli.command_settings import deployment_settings_for
 from clika_ref_cli.data import DTYPES_BY_NAME, draw_tensor, randomize_floats, read_calls
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
 from clika_ref_cli.graphs import onnx_value_as_json
+from clika_ref_cli.import_path import describe_raised
 
 UNKNOWN_DIM_SIZE = 2
 """Size used for a dynamic dim if no inputs are given. Models often special-case size 1."""
@@ -89,8 +90,9 @@ def _make_runner(name: str, module: torch.nn.Module) -> Callable[[Any], list[tor
         except ClikaError:
             raise
         except Exception as error:
-            reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
-            raise ModelError(f"cannot run {name} on {_describe_call(element)}: {reason}. {DEBUG_HINT}") from error
+            raise ModelError(
+                f"cannot run {name} on {_describe_call(element)}: {describe_raised(error)}. {DEBUG_HINT}"
+            ) from error
         return [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
 
     return run

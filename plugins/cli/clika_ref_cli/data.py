@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from clika_ref.serialization.graph_format import DTYPES_BY_NAME
 from clika_ref_cli.arguments import call_factory
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
-from clika_ref_cli.import_path import find_object
+from clika_ref_cli.import_path import describe_raised, find_object
 from clika_ref_cli.output_paths import is_existing_path
 
 INPUT_SYNTAX = (
@@ -251,8 +251,7 @@ def iterate_named(name: str, source: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from source
     except (Exception, SystemExit) as error:
-        reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
-        raise MisuseError(f"cannot read batches of {name}: {reason}. {DEBUG_HINT}") from error
+        raise MisuseError(f"cannot read batches of {name}: {describe_raised(error)}. {DEBUG_HINT}") from error
 
 
 def _load_batches(text: str, option: str) -> Iterable[Any]:

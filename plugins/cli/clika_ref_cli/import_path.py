@@ -36,6 +36,11 @@ def find_object(module_name: str, path: str, error: type[ClikaError], remedy: st
         ) from missing
 
 
+def describe_raised(error: BaseException) -> str:
+    """Return the class and the text of an error that code of the user raised, for a message."""
+    return f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
+
+
 def _import(module_name: str, error: type[ClikaError], remedy: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
@@ -49,5 +54,4 @@ def _import(module_name: str, error: type[ClikaError], remedy: str) -> ModuleTyp
             f"cannot import {module_name}: it imports {missing.name!r}, which is not installed. Install it."
         ) from missing
     except (Exception, SystemExit) as raised:
-        reason = f"it raised {type(raised).__name__}: {str(raised).rstrip('.')}"
-        raise error(f"cannot import {module_name}: {reason}. {remedy}".rstrip()) from raised
+        raise error(f"cannot import {module_name}: {describe_raised(raised)}. {remedy}".rstrip()) from raised
