@@ -122,11 +122,11 @@ def make_call(
         packed = ModelCall(clika_move_to_device(packed.args, device), clika_move_to_device(packed.kwargs, device))
     if forward_fn is not None:
         with _add_error_context("forward_fn", number):
-            call = record_call(callee, packed, forward_fn)
-    else:
-        call = packed
-    _check_tensors(call)
-    return call
+            packed = record_call(callee, packed, forward_fn)
+    for leaf in pytree.tree_leaves((packed.args, packed.kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            check_tensor(leaf, "an input")
+    return packed
 
 
 def pack_arguments(parameters: inspect.Signature, element: Any) -> ModelCall:
@@ -202,12 +202,6 @@ def record_call(callee: TracedCallable, packed: ModelCall, forward_fn: ForwardFn
         f"forward_fn {forward_fn!r} returned without calling the model. It is called as forward_fn(model, args, "
         "kwargs), and must call the model."
     )
-
-
-def _check_tensors(call: ModelCall) -> None:
-    for leaf in pytree.tree_leaves((call.args, call.kwargs)):
-        if isinstance(leaf, torch.Tensor):
-            check_tensor(leaf, "an input")
 
 
 def check_tensor(tensor: torch.Tensor, where: str) -> None:

@@ -66,7 +66,8 @@ class ProgramImporter:
         self.graph = Graph(name)
         self.table = SymbolTable(self.graph)
         module = traced.callee.module
-        device = next((t.device for t in [*module.parameters(), *module.buffers()]), None) or _input_device(traced)
+        inputs = (leaf for leaf in traced.comparison.calls[0] if isinstance(leaf, torch.Tensor))
+        device = next((t.device for t in (*module.parameters(), *module.buffers(), *inputs)), None)
         self.importer = Importer(self.graph, self.table, registry, fallback, device)
         self.importer.detail = detail
         self.roots: dict[str, TracedTensor] = {}
@@ -218,7 +219,3 @@ class ProgramImporter:
             if mode is not None:
                 return mode.shape_env
         return None
-
-
-def _input_device(traced: TracedCalls) -> torch.device | None:
-    return next((leaf.device for leaf in traced.comparison.calls[0] if isinstance(leaf, torch.Tensor)), None)

@@ -335,9 +335,9 @@ class _CompiledCallable:
         options = dict(self.options)
         examples = options.pop("example_inputs", [])
         inputs = self._mark_dynamic(values)
-        calls = [inputs, *(_as_tuple(e) for e in examples)]
+        calls = [inputs, *(e if isinstance(e, tuple) else (e,) for e in examples)]
         if any(p.kind == "integer" for p in self.placeholders):
-            calls.append(self._vary_integers(inputs))
+            calls.append(tuple(i + 1 if isinstance(i, int) else i for i in inputs))
         with tracing(None):
             module = clika_compile(
                 _RebuiltModule(self.program, self.placeholders, values),
@@ -360,10 +360,3 @@ class _CompiledCallable:
             elif p.kind == "integer":
                 result.append(int(value))
         return tuple(result)
-
-    def _vary_integers(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(i + 1 if isinstance(i, int) else i for i in inputs)
-
-
-def _as_tuple(element: Any) -> tuple[Any, ...]:
-    return element if isinstance(element, tuple) else (element,)
