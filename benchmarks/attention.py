@@ -28,7 +28,6 @@ from benchmarks.ptq.subjects import SUBJECTS, Batch, Prepared
 import torch
 
 from clika_ref.reporting.tables import print_table
-from clika_ref.settings.compile_options import deployment_settings_named
 
 SCORES, MIXTURES = "scores", "mixtures"
 """Products of queries with keys, and of what a softmax makes of them with values."""
@@ -101,7 +100,7 @@ def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple
     opened = RUNTIMES[runtime].open
     with TemporaryDirectory() as position:
         path = Path(position) / "planned.onnx"
-        compile_quantized(prepared.model, prepared.calibration, deployment_settings_named(runtime)).clika_export(path)
+        compile_quantized(prepared.model, prepared.calibration, runtime).clika_export(path)
         attention = Attention(onnx.load(path), runtime)
         ranges = attention.ranges(prepared.calibration[:CALIBRATION_IMAGES])
         runs = {}

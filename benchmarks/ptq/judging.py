@@ -20,8 +20,6 @@ from benchmarks.ptq.subjects import Prepared, read
 # isort: split
 import torch
 
-from clika_ref.settings.compile_options import deployment_settings_named
-
 CALLS = 5
 """In a row, for one figure of latency."""
 
@@ -72,8 +70,7 @@ def _nearest(embedded: np.ndarray) -> np.ndarray:
 
 def explain(runtime: str, prepared: Prepared) -> dict[str, float]:
     """Return which share of products is planned in integers, and of the layers that are, which share runs so."""
-    deployment = deployment_settings_named(runtime)
-    explained = compile_quantized(prepared.model, prepared.calibration, deployment).clika_explain()
+    explained = compile_quantized(prepared.model, prepared.calibration, runtime).clika_explain()
     planned = [node for node in explained.nodes if node.macs and node.planned != "float"]
     missed = sum(node in explained.not_quantized for node in planned)
     return {

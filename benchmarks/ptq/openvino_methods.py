@@ -7,15 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.ptq.quantizers import by_nncf, compile_quantized, export_float
+from benchmarks.ptq.quantizers import by_nncf, export_float
 from benchmarks.ptq.subjects import Batch
-
-
-def export_with_clika_ref(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Compile for OpenVINO with the default settings, and export."""
-    from clika_ref import DeploymentSettings_OpenVINO_ONNX  # noqa: PLC0415 - a road's memory is its own
-
-    compile_quantized(model, calibration, DeploymentSettings_OpenVINO_ONNX()).clika_export(path)
 
 
 def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
@@ -31,12 +24,12 @@ def nncf(
 
 
 def _load_float_model(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Any:
-    import openvino  # noqa: PLC0415 - as in `export_with_clika_ref`
+    import openvino  # noqa: PLC0415 - as in `quantizers.compile_quantized`
 
     return openvino.Core().read_model(str(export_float(model, calibration, path)))
 
 
 def _save(model: Any, path: Path) -> None:
-    import openvino  # noqa: PLC0415 - as in `export_with_clika_ref`
+    import openvino  # noqa: PLC0415 - as in `quantizers.compile_quantized`
 
     openvino.save_model(model, str(path), compress_to_fp16=False)

@@ -68,7 +68,7 @@ RUNTIMES: dict[str, Runtime] = {
             "fp32": quantizers.floating,
             "floor": quantizers.floor,
             CLIKA_REF_METHOD: quantizers.export_with_clika_ref,
-            CLIKA_REF_LATENCY_METHOD: quantizers.export_with_clika_ref_for_latency,
+            CLIKA_REF_LATENCY_METHOD: partial(quantizers.export_with_clika_ref, optimize_for="latency"),
             "ort-default": quantizers.ort_default,
             "ort-best": quantizers.ort_best,
             "ort-dynamic": quantizers.ort_dynamic,
@@ -82,7 +82,7 @@ RUNTIMES: dict[str, Runtime] = {
         {
             "fp32": openvino_methods.floating,
             "floor": quantizers.floor,
-            CLIKA_REF_METHOD: openvino_methods.export_with_clika_ref,
+            CLIKA_REF_METHOD: partial(quantizers.export_with_clika_ref, target="openvino"),
             "nncf": openvino_methods.nncf,
             "nncf-transformer": partial(openvino_methods.nncf, for_transformers=True),
         },
