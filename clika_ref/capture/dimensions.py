@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.capture.signature import is_same_constant
 from clika_ref.core.errors import ModelError
 
 
@@ -56,7 +57,7 @@ def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic:
         elif isinstance(first, int) and not isinstance(first, bool) and all(type(v) is int for v in values):
             if len(set(values)) > 1:
                 result.sizes[InputDim(index, None)] = tuple(values)
-        elif any(type(v) is not type(first) or not _is_equal(v, first) for v in values):
+        elif not all(is_same_constant(v, first) for v in values):
             kinds = ", ".join(dict.fromkeys(f"{v!r} ({type(v).__name__})" for v in values))
             raise ModelError(
                 f"input {name!r} differs between the tracing inputs ({kinds}), but only integers and dims of tensors "
@@ -68,10 +69,6 @@ def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic:
             f"the inputs differ ({shown}), but dynamic=False makes every dim static. Give inputs of one shape."
         )
     return result
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    return a is b or bool(a == b) or (a != a and b != b)  # noqa: PLR0124 - NaN
 
 
 def _compare_tensors(result: InputComparison, index: int, name: str, values: list[Any], *, marks_count: bool) -> None:

@@ -124,7 +124,7 @@ class Signature:
                     f"argument {name!r} was omitted when the model was compiled, and its default {default.default} is "
                     "not stored in a copied or saved model. Omit it, or include it in the tracing inputs."
                 )
-            if default is None or not _is_same(value, default.default):
+            if default is None or not is_same_constant(value, default.default):
                 raise ModelError(
                     f"argument {name!r} was omitted when the model was compiled. To use it, include it in the tracing "
                     "inputs."
@@ -140,7 +140,7 @@ class Signature:
         tensors: list[torch.Tensor] = []
         for leaf, value in zip(self.leaves, leaves, strict=True):
             if isinstance(leaf, ConstantLeaf):
-                if not _is_same(value, leaf.value):
+                if not is_same_constant(value, leaf.value):
                     raise ModelError(
                         f"argument {leaf.name!r} is {value!r}, but the graph was compiled for {leaf.value!r}. Compile "
                         "again with that value, or give tracing inputs with several integers."
@@ -295,7 +295,7 @@ def _key_text(key: Any) -> str:
     return str(key)
 
 
-def _is_same(value: Any, traced: Any) -> bool:
+def is_same_constant(value: Any, traced: Any) -> bool:
     """Whether a constant is the traced one: ``1``, ``1.0`` and ``True`` are three constants, NaN equals itself."""
     if value is traced:
         return True

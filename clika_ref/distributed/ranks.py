@@ -154,12 +154,11 @@ def open_ranks(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), group)
     try:
         yield ranks
-    except RemoteFailureError:
+    except (RemoteFailureError, _LostProcessError):
         raise
     except Exception as error:
-        if not isinstance(error, _LostProcessError):
-            with contextlib.suppress(_LostProcessError):  # this error is more useful than the lost connection
-                ranks.report_failure(error)
+        with contextlib.suppress(_LostProcessError):  # this error is more useful than the lost connection
+            ranks.report_failure(error)
         raise
     else:
         ranks.part()

@@ -12,13 +12,10 @@ from clika_ref.core.registry import load_registry
 from clika_ref.settings.compile_options import BaseDeploymentSettings, deployment_settings_named, full_target_name
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.settings import LayerSettings, Settings
+from clika_ref.settings.yaml_reader import DEPLOYMENT_SECTION, LAYERS_SECTION, OPTIONS_SECTION, QUANTIZATION_SECTION
 from clika_ref.settings.yaml_tree import Entry, Problems, parse_scalar, read_tree
 from clika_ref.targets.file_suffixes import suffix_error
 from clika_ref_cli.exit_status import MisuseError, print_note, raise_as_misuse
-
-DEPLOYMENT_SECTION, QUANTIZATION_SECTION = "deployment_settings", "global_quantization_settings"
-LAYERS_SECTION, OPTIONS_SECTION = "layer_settings", "clika_compile_options"
-"""Sections of a settings file."""
 
 DEFAULT_TARGET = "onnxruntime"
 
