@@ -26,7 +26,7 @@ class TensorType:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorType:
-        """Return the type of a tensor."""
+        """Return the type of a tensor of any shape."""
         return cls(tensor.dtype, tuple(tensor.shape))
 
     @property
