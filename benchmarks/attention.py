@@ -6,7 +6,6 @@ around 0 for what stands second, as both runtimes multiply them, and what each o
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, ratio
+from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, ratio
 from benchmarks.ptq.judging import compare_outputs, outputs
 from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES
@@ -28,7 +27,6 @@ from benchmarks.ptq.subjects import SUBJECTS, Batch, Prepared
 # isort: split
 import torch
 
-from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, DeploymentSettings_OpenVINO_ONNX
 from clika_ref.reporting.tables import print_table
 
 SCORES, MIXTURES = "scores", "mixtures"
@@ -37,10 +35,6 @@ VARIANTS: Mapping[str, Collection[str]] = {
     "as planned": (), SCORES: (SCORES,), MIXTURES: (MIXTURES,), "both": (SCORES, MIXTURES),
 }  # fmt: skip
 COLUMNS = ("model", "runtime", "products in integers", "ms", "of as planned", "SQNR", "mean cosine")
-DEPLOYMENTS = {
-    "openvino": DeploymentSettings_OpenVINO_ONNX(),
-    "onnxruntime": DeploymentSettings_ONNXRuntime_ONNX(),
-}
 CALIBRATION_IMAGES = 5
 """Batches of the calibration data in which ranges are looked for."""
 ROUNDS = 20
@@ -88,8 +82,8 @@ MODELS: Mapping[str, Callable[[], Prepared]] = {
 }
 
 
-def run(names: Sequence[str] | None = None) -> None:
-    """Measure and print a table."""
+def run(names: Names = None) -> None:
+    """The products of attention in integers, in OpenVINO and ONNX Runtime: latency and SQNR; not part of all."""
     rows = [row for name in names or MODELS for row in in_fresh_process("benchmarks.attention", name)]
     print_table(COLUMNS, rows)
 
@@ -99,14 +93,14 @@ def main(name: str) -> list[tuple[str, ...]]:
     prepared = MODELS[name]()
     with torch.no_grad():
         exact = np.concatenate([prepared.model(**batch).flatten(1).numpy() for batch in prepared.test])
-    return [(name, *row) for runtime in DEPLOYMENTS for row in _rows(runtime, prepared, exact)]
+    return [(name, *row) for runtime in ("openvino", "onnxruntime") for row in _rows(runtime, prepared, exact)]
 
 
 def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple[str, ...]]:
     opened = RUNTIMES[runtime].open
     with TemporaryDirectory() as position:
         path = Path(position) / "planned.onnx"
-        compile_quantized(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_export(path)
+        compile_quantized(prepared.model, prepared.calibration, runtime).clika_export(path)
         attention = Attention(onnx.load(path), runtime)
         ranges = attention.ranges(prepared.calibration[:CALIBRATION_IMAGES])
         runs = {}
@@ -192,7 +186,3 @@ class Attention:
             scale = (high - low) / 255
             return scale, np.uint8(round(-low / scale))
         return max(-low, high) / 127, np.int8(0)
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

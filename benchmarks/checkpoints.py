@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, verdict
+from benchmarks import qat
+from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, verdict
 from benchmarks.models import MODELS
-from benchmarks.qat import steps
 
 # isort: split
 import safetensors.torch
@@ -32,12 +30,12 @@ FOUR_BITS = QuantizationSettings(
     weights_num_bits=4, prefer_weights_only_quantization=True, quantization_sensitivity_threshold=1e9
 )
 
-SETTINGS: Mapping[str, QuantizationSettings] = {"int8": steps.EVERY_LAYER, "int4, weights only": FOUR_BITS}
+SETTINGS: Mapping[str, QuantizationSettings] = {"int8": qat.EVERY_LAYER, "int4, weights only": FOUR_BITS}
 
 DEEP_NETWORKS = ("mobilenet_v3_large", "densenet121")
 """Models of many layers with few weights each, of which graph, plan and ranges are a larger part."""
 
-SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = steps.SUBJECTS | {
+SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = qat.SUBJECTS | {
     name: lambda name=name: (MODELS[name]().make(), torch.randn(16, 3, 64, 64)) for name in DEEP_NETWORKS
 }
 
@@ -53,7 +51,7 @@ def count_needed_bytes(module: ClikaModule) -> int:
     return quantized_bytes + sum(t.nbytes for t in (*planned.values(), *floats))
 
 
-def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
+def main(name: str, settings: str, rounds: str) -> dict[str, Any]:
     """Quantize and save one model, and load it in turn with what safetensors alone reads of the file."""
     torch.manual_seed(0)
     model, x = SUBJECTS[name]()
@@ -83,8 +81,8 @@ def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
         }
 
 
-def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
-    """Measure and print a row for each model and width."""
+def run(names: Names = None, rounds: int = 9) -> None:
+    """Files of saved modules: size against what weights need, loading against safetensors' own; not part of all."""
     rows: list[Sequence[object]] = []
     size, slower = 0.0, 0.0
     for name in names or SUBJECTS:
@@ -110,7 +108,3 @@ def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
     print_table(header, rows, title=title)
     print(f"Largest file, less 200 KB, to what its weights need: {verdict(size, LARGER)}")
     print(f"Seconds of loading beyond safetensors' own: {verdict(slower, SLOWER_S)}")
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measuring import in_fresh_process, verdict
+from benchmarks.measuring import Names, in_fresh_process, verdict
 from benchmarks.ptq.digits import BATCH, convolutional, data, depthwise, train_network
 from clika_ref import (
     ClikaModule,
@@ -121,7 +119,7 @@ def accuracy(run: Callable[[torch.Tensor], torch.Tensor]) -> float:
         return 100 * (run(images).argmax(1) == labels).float().mean().item()
 
 
-def measure(name: str, seed: str) -> dict[str, float]:
+def main(name: str, seed: str) -> dict[str, float]:
     """Train a network, compress it, train it on, and judge its artifact in ONNX Runtime."""
     torch.manual_seed(int(seed))
     compression, target = COMPRESSIONS[name], load_registry().targets["onnxruntime"]
@@ -150,8 +148,8 @@ def measure(name: str, seed: str) -> dict[str, float]:
     return found
 
 
-def run(names: Sequence[str] | None = None, seeds: int = SEEDS) -> None:
-    """Measure and print a row for each road, and whether it loses no more than it may."""
+def run(names: Names = None, seeds: int = SEEDS) -> None:
+    """Accuracy on handwritten digits after each compression and training; not part of all."""
     rows: list[Sequence[object]] = []
     verdicts: list[str] = []
     for name in names or COMPRESSIONS:
@@ -165,7 +163,3 @@ def run(names: Sequence[str] | None = None, seeds: int = SEEDS) -> None:
     title = f"Accuracy on 540 digits, mean of {seeds} seeds, of the artifact in ONNX Runtime"
     print_table(("compression", "in float", "before training", "after"), rows, title=title)
     print("\n".join(verdicts))
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -163,7 +161,7 @@ def count_right(logits: Tensor, classes: Iterable[frozenset[int]]) -> int:
     return sum(int(top) in right for top, right in zip(logits.argmax(1), classes, strict=True))
 
 
-def measure(rounds: str, crops: str) -> dict[str, dict[str, float]]:
+def main(rounds: str, crops: str) -> dict[str, dict[str, float]]:
     """Return the figures of each row, in this process."""
     warnings.simplefilter("ignore")
     model = load_model()
@@ -202,12 +200,7 @@ def _time_calls(run: Classifier, images: Tensor) -> float:
 
 
 def run(rounds: int = ROUNDS, crops: int = TEST_CROPS) -> None:
-    """Measure in a fresh process, and print the table.
-
-    Args:
-        rounds: all rows are timed in turn, once in each round.
-        crops: test crops of each photograph.
-    """
+    """EfficientNet-Lite0 with ImageNet weights, float against INT8: accuracy, size and latency; not part of all."""
     found = in_fresh_process("benchmarks.efficientnet", str(rounds), str(crops))
     rows = [
         (
@@ -224,7 +217,3 @@ def run(rounds: int = ROUNDS, crops: int = TEST_CROPS) -> None:
     title = f"EfficientNet-Lite0: {photographs * crops} crops of {photographs} photographs, batch 1 on one thread"
     columns = ("", "right class, %", "same as float, %", "SQNR, dB", "size, MB", "latency, ms, of float")
     print_table(columns, rows, title=title)
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))

@@ -31,7 +31,7 @@ print(time.perf_counter() - start, *(m for m in {unwanted!r} if m in sys.modules
 
 
 def run(rounds: int = 9) -> None:
-    """Measure and print."""
+    """Time that the import adds to that of torch."""
     loaded: dict[str, str] = {}
 
     def measured(name: str) -> float:

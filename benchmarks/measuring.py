@@ -16,12 +16,22 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 ROOT = Path(__file__).parent.parent
 
 BUNDLED = "aten,cleanup,onnxruntime,openvino,tensorrt,visualize"
 """The plugins whose work is measured."""
+
+
+CALL_MAIN_PROGRAM = """
+import importlib, json, sys
+print(json.dumps(importlib.import_module(sys.argv[1]).main(*sys.argv[2:])))
+"""
+
+Names = Annotated[list[str] | None, typer.Argument(help="Only these rows; by default all.")]
 
 
 def in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -55,7 +65,7 @@ def geometric_mean(numbers: Iterable[float]) -> float:
 
 
 def in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -> Any:
-    """Run a module in an interpreter of its own; return what its last line of output says as JSON.
+    """Call ``main`` of a module in an interpreter of its own; return its result, passed as JSON.
 
     On one thread and with the bundled plugins, unless the environment says otherwise: threads that fight over cores
     measure the fight. Where peers take as many as they like, so may we: ``on_one_thread=False``.
@@ -63,11 +73,10 @@ def in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -
     own = {"CLIKA_REF_QUIET": "1", "CLIKA_REF_PLUGINS": BUNDLED}
     own |= {"OMP_NUM_THREADS": "1"} if on_one_thread else {}
     environment = {**own, **os.environ}
-    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    command = [sys.executable, "-W", "ignore", "-c", CALL_MAIN_PROGRAM, module, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)  # noqa: S603 - our own modules
     if done.returncode:
-        msg = f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"{' '.join([module, *arguments])} failed:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -30,39 +30,71 @@ class Model:
         return self.build().eval()
 
 
-def _vision(name: str) -> Model:
+class Tiny(torch.nn.Module):
+    """A convolution and a linear layer: what methods of export are warmed up with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[n, 4]`` of images ``x[n, 3, h, w]``."""
+        return self.linear(self.conv(x).relu().mean((2, 3)))
+
+
+class Encoder(torch.nn.Module):
+    """A transformer encoder with four heads."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[n, length, width]`` of sequences ``x[n, length, width]``."""
+        return self.encoder(x)
+
+
+def make_vision_model(name: str) -> Model:
+    """Return a model of torchvision."""
     build = getattr(torchvision.models, name)
-    (argument,) = (n for n in inspect.signature(build().forward).parameters)
+    (argument,) = inspect.signature(build().forward).parameters
     return Model(lambda: build(weights=None), lambda batch: {argument: torch.randn(batch, 3, 224, 224)})
 
 
-def _tokens(batch: int) -> dict[str, torch.Tensor]:
+def make_tokens(batch: int) -> dict[str, torch.Tensor]:
+    """Return a batch of 32 tokens each."""
     return {"input_ids": torch.randint(0, VOCABULARY, (batch, 32)), "attention_mask": torch.ones(batch, 32).long()}
 
 
-def _language(architecture: str, config: str, **sizes: Any) -> Model:
-    chosen = getattr(transformers, config)(vocab_size=VOCABULARY, **sizes)
-    return Model(lambda: getattr(transformers, architecture)(chosen), _tokens)
+def make_transformer(
+    architecture: str, inputs: Callable[[int], dict[str, torch.Tensor]] = make_tokens, **sizes: Any
+) -> Model:
+    """Return a model of transformers, with its configuration in the given sizes."""
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**sizes)
+    return Model(lambda: model_class(config), inputs)
+
+
+TEXT_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+}
 
 
 MODELS: dict[str, Callable[[], Model]] = {
     **{
-        name: (lambda name=name: _vision(name))
+        name: (lambda name=name: make_vision_model(name))
         for name in ("resnet18", "mobilenet_v3_large", "vit_b_16", "swin_t", "densenet121", "maxvit_t")
     },
-    "bert": lambda: _language(
-        "BertModel", "BertConfig", hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256
+    "bert": lambda: make_transformer("BertModel", vocab_size=VOCABULARY, **TEXT_SIZES),
+    "llama": lambda: make_transformer(
+        "LlamaForCausalLM", vocab_size=VOCABULARY, num_key_value_heads=2, use_cache=False, **TEXT_SIZES
     ),
-    "llama": lambda: _language(
-        "LlamaForCausalLM",
-        "LlamaConfig",
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=256,
-        use_cache=False,
+    "gpt2": lambda: make_transformer(
+        "GPT2LMHeadModel", vocab_size=VOCABULARY, n_embd=64, n_layer=4, n_head=4, use_cache=False
     ),
-    "gpt2": lambda: _language("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_layer=4, n_head=4, use_cache=False),
 }
 """Each made on demand: only the one that is measured costs memory."""

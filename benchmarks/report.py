@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +13,7 @@ from benchmarks.models import MODELS
 # isort: split
 from playwright.sync_api import Playwright, sync_playwright
 
-from benchmarks.measuring import verdict
+from benchmarks.measuring import Names, verdict
 from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.reporting.tables import print_table
 
@@ -28,8 +27,8 @@ FRAME_DRAWN_SCRIPT = "() => new Promise(done => requestAnimationFrame(() => requ
 """Done once what is laid out has been painted: behind the frame after the next."""
 
 
-def run(names: Sequence[str] | None = None, rounds: int = 5) -> None:
-    """Measure and print one row for each model, and whether the longest time and the size are within limits."""
+def run(names: Names = None, rounds: int = 5) -> None:
+    """Pages of reports: size, and time until headless Chromium has drawn them; needs Chromium, not part of all."""
     for name in names or SUBJECTS:
         with TemporaryDirectory() as folder, sync_playwright() as playwright:
             path = Path(folder) / "report.html"

@@ -1,10 +1,9 @@
-"""Every stage of ours on one traced graph, in its own process: ``python -m benchmarks.stages 10000``."""
+"""Every stage of ours on one traced graph, in its own process."""
 
 from __future__ import annotations
 
 import gc
 import json
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -46,13 +45,13 @@ class Stopwatch:
         return result
 
 
-def main(size: int) -> dict[str, float]:
+def main(size: str) -> dict[str, float]:
     """Send one graph of that size down the road."""
     warnings.simplefilter("ignore")
     registry = load_registry()
     _stages(registry, 100, Stopwatch())  # what is imported or cached on first use belongs to no size
     watch = Stopwatch()
-    _stages(registry, size, watch)
+    _stages(registry, int(size), watch)
     return watch.seconds
 
 
@@ -110,7 +109,3 @@ def _forms(graph: Graph, registry: Registry, watch: Stopwatch) -> None:
     watch("from JSON", lambda: graph_from_json(document, registry.operators.get, tensors))
     with torch.no_grad():
         watch("interpret", lambda: interpret(graph, [torch.ones(3, 4, 4, 4)]))
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]))))

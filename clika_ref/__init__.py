@@ -89,8 +89,7 @@ __all__ = sorted(MODULE_BY_PUBLIC_NAME)  # noqa: PLE0605 - the table above is th
 
 def __getattr__(name: str) -> Any:
     if name not in MODULE_BY_PUBLIC_NAME:
-        msg = f"clika_ref has no {name!r}; it offers {', '.join(MODULE_BY_PUBLIC_NAME)}"
-        raise AttributeError(msg)
+        raise AttributeError(f"clika_ref has no {name!r}; it offers {', '.join(MODULE_BY_PUBLIC_NAME)}")
     return getattr(import_module(f"clika_ref.{MODULE_BY_PUBLIC_NAME[name]}"), name)
 
 

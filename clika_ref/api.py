@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -11,7 +12,7 @@ import torch
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.distributed.ranks import open_ranks
 from clika_ref.settings.argument_checks import check_arguments
-from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions, CompileSwitches
+from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
@@ -154,16 +155,11 @@ def clika_compile(
         return module_or_func  # type: ignore[return-value]
     arguments = locals()  # only the arguments at this point
     # Importing torch.export and sympy takes a second, so the first compilation pays for it and not the import.
-    from clika_ref.pipeline import CompileInputs, compile_model  # noqa: PLC0415
+    from clika_ref.pipeline import CompileRequest, compile_model  # noqa: PLC0415
 
     with open_ranks(distributed_training_settings) as ranks:
         check_arguments(arguments)
-        inputs = (tracing_inputs, calibration_inputs, data_transform_fn, forward_fn)
-        settings = (quantization_settings, layer_quantization_settings, pruning_settings, layer_pruning_settings)
-        given = CompileInputs(*inputs, *settings, distributed_training_settings)
-        choices = CompileSwitches(
-            discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name
-        )
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
-        where = {"deployment": deployment_settings, "logs_dir": logs_dir, "ranks": ranks}
-        return compile_model(module_or_func, given, choices, options=options, **where)
+        checked: dict[str, Any] = arguments | {"clika_compile_options": options}
+        given = CompileRequest(**{field.name: checked[field.name] for field in fields(CompileRequest)})
+        return compile_model(module_or_func, given, ranks)

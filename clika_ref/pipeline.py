@@ -44,7 +44,7 @@ from clika_ref.quantization.weight_checks import nan_warning
 from clika_ref.reporting.console import is_in_command
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import LAYER_SETTINGS_TYPES, reject_torchscript
-from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions, CompileSwitches
+from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
@@ -68,19 +68,41 @@ UNTRAINED_WARNING = (
 )
 
 
+SWITCH_ARGUMENTS = (
+    *("discard_input_model", "is_model_pretrained", "skip_eval_set_mode"),
+    *("dynamic", "is_dry_run", "graph_name"),
+)
+"""Arguments that are logged with the options."""
+
+COMPARED_ARGUMENTS = (
+    *("deployment_settings", "quantization_settings", "pruning_settings", *LAYER_SETTINGS_TYPES),
+    *("is_dry_run", "skip_eval_set_mode", "dynamic", "clika_compile_options"),
+)
+"""Arguments that must be equal on all ranks."""
+
+
 @dataclass(frozen=True)
-class CompileInputs:
-    """Arguments of `clika_compile` for tracing, quantization and pruning, under their names."""
+class CompileRequest:
+    """Arguments of `clika_compile`, by their names."""
 
     tracing_inputs: Iterable[Any] | None
     calibration_inputs: Iterable[Any] | None
     data_transform_fn: Callable[[Any], Any] | None
     forward_fn: ForwardFn | None
+    deployment_settings: BaseDeploymentSettings | None
     quantization_settings: QuantizationSettings | None
     layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None
-    pruning_settings: PruningSettings | None = None
-    layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = None
-    distributed_training_settings: DistributedTrainingSettings | None = None
+    pruning_settings: PruningSettings | None
+    layer_pruning_settings: Mapping[str, LayerPruningSettings] | None
+    distributed_training_settings: DistributedTrainingSettings | None
+    logs_dir: Path | str | None
+    clika_compile_options: ClikaCompileOptions
+    discard_input_model: bool
+    is_model_pretrained: bool
+    is_dry_run: bool
+    skip_eval_set_mode: bool
+    graph_name: str | None
+    dynamic: bool | None
 
     @property
     def data(self) -> LazyDataset | None:
@@ -97,45 +119,32 @@ class CompileInputs:
 
 @run_in_one_stack_chunk
 def compile_model(
-    module_or_func: torch.nn.Module | Callable[..., Any],
-    given: CompileInputs,
-    choices: CompileSwitches,
-    *,
-    options: ClikaCompileOptions,
-    deployment: BaseDeploymentSettings | None,
-    logs_dir: Path | str | None,
-    ranks: Ranks,
+    module_or_func: torch.nn.Module | Callable[..., Any], given: CompileRequest, ranks: Ranks
 ) -> torch.nn.Module | ClikaModule:
     """Compile a model from the checked arguments of `clika_compile`."""
-    check_same_settings(_settings_to_compare(given, choices, options, deployment), ranks)
-    callee = replace(_check_callee(module_or_func), is_preserved=not choices.discard_input_model or choices.is_dry_run)
-    registry = _registry_for(deployment)
-    with CompilationLog.open(logs_dir, console=ranks.is_first) as log:
-        log.write_header(_settings_to_log(choices, options, deployment, given))
-        _warn_about_arguments(given, choices, ranks, log)
-        module = _compile(_CompileContext(callee, given, registry, choices, log, options, deployment, ranks))
+    check_same_settings(_settings_to_compare(given), ranks)
+    callee = replace(_check_callee(module_or_func), is_preserved=not given.discard_input_model or given.is_dry_run)
+    registry = _registry_for(given.deployment_settings)
+    with CompilationLog.open(given.logs_dir, console=ranks.is_first) as log:
+        log.write_header(_settings_to_log(given))
+        _warn_about_arguments(given, ranks, log)
+        module = _compile(_CompileContext(callee, given, registry, log, ranks))
     if module is None:
         return module_or_func  # type: ignore[return-value]
-    module.clika_state.configure(deployment, options, logs_dir, given.distributed_training_settings)
+    options, distributed = given.clika_compile_options, given.distributed_training_settings
+    module.clika_state.configure(given.deployment_settings, options, given.logs_dir, distributed)
     return module
 
 
-def _settings_to_compare(
-    given: CompileInputs,
-    choices: CompileSwitches,
-    options: ClikaCompileOptions,
-    deployment: BaseDeploymentSettings | None,
-) -> dict[str, Any]:
+def _settings_to_compare(given: CompileRequest) -> dict[str, Any]:
     """Return the arguments of `clika_compile` that must be equal on all ranks, by name."""
-    layers = {name: getattr(given, name) or None for name in LAYER_SETTINGS_TYPES}
-    chosen = {name: getattr(given, name) for name in ("quantization_settings", "pruning_settings")}
-    switches = {name: getattr(choices, name) for name in ("is_dry_run", "skip_eval_set_mode")}
-    switches["dynamic"] = choices.dynamic is not False
-    return {"deployment_settings": deployment, **chosen, **layers, **switches, "clika_compile_options": options}
+    found = {name: getattr(given, name) for name in COMPARED_ARGUMENTS}
+    layers = {name: found[name] or None for name in LAYER_SETTINGS_TYPES}
+    return found | layers | {"dynamic": given.dynamic is not False}
 
 
-def _warn_about_arguments(given: CompileInputs, choices: CompileSwitches, ranks: Ranks, log: CompilationLog) -> None:
-    if given.quantization_settings is not None and not choices.is_model_pretrained:
+def _warn_about_arguments(given: CompileRequest, ranks: Ranks, log: CompilationLog) -> None:
+    if given.quantization_settings is not None and not given.is_model_pretrained:
         log.warning(UNTRAINED_WARNING)
     if given.quantization_settings is not None and not ranks.is_distributed and find_separate_processes():
         log.warning(find_separate_processes())
@@ -148,42 +157,39 @@ class _CompileContext:
     """The state of one compilation."""
 
     callee: TracedCallable
-    given: CompileInputs
+    given: CompileRequest
     registry: Registry
-    choices: CompileSwitches
     log: CompilationLog
-    options: ClikaCompileOptions
-    deployment: BaseDeploymentSettings | None
     ranks: Ranks
 
 
 def _compile(context: _CompileContext) -> ClikaModule | None:
     """Run the pipeline; return None at the end of a dry run."""
-    callee, registry, choices, log = context.callee, context.registry, context.choices, context.log
+    callee, given, registry, log = context.callee, context.given, context.registry, context.log
     request = _quantization_request(context)
-    with _evaluation_mode(callee, choices), _outside_inference_mode():
+    with _evaluation_mode(context), _outside_inference_mode():
         calls, data = _prepare_calls(context)
         _warn_of_nan_weights(callee, log)
-        captured = _capture(callee, calls, registry, choices, log)
+        captured = _capture(calls, context)
         training, dropouts = callee.module.training, _count_idle_dropouts(callee.module)
         with outside_autocast():
-            _clean(captured, registry, context.options, log)
+            _clean(captured, context)
             _prune(captured, data, context)
             _adapt(captured, context)
             if context.ranks.is_distributed:
                 check_same_model(fingerprint(captured.graph), context.ranks)
             calibration, found = _quantize(captured, request, data, context) if request and data else (None, None)
-            if choices.is_dry_run:
-                report_dry_run(captured.graph, registry, context.deployment, log, found)
+            if given.is_dry_run:
+                report_dry_run(captured.graph, registry, given.deployment_settings, log, found)
                 return None
-            module = _wrap(captured, callee, registry, choices, log)
-        if context.options.global_lora_settings is not None:
+            module = _wrap(captured, context)
+        if given.clika_compile_options.global_lora_settings is not None:
             freeze_base(module)
     examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
     read = len(examples) if calibration is None else calibration.sizes.total()
-    are_data = context.given.tracing_inputs is None and len(examples) >= read  # false if only a part was traced
+    are_data = given.tracing_inputs is None and len(examples) >= read  # false if only a part was traced
     state = module.clika_state
-    state.examples, state.examples_are_data, state.unread = examples, are_data, context.given.unread
+    state.examples, state.examples_are_data, state.unread = examples, are_data, given.unread
     state.example_sizes = Counter(symbol_sizes_of(state.graph, inputs) for inputs in examples)
     state.idle_dropouts = dropouts
     state.record_log(log)
@@ -197,11 +203,11 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
 
 def _quantization_request(context: _CompileContext) -> QuantizationRequest | None:
     """Return the quantization request, None if the model stays float."""
-    settings = context.given.quantization_settings
-    if settings is None or context.deployment is None:
+    given, settings = context.given, context.given.quantization_settings
+    if settings is None or given.deployment_settings is None:
         return None
-    target = target_for(context.deployment, context.registry)
-    return QuantizationRequest(target, settings, context.given.layer_quantization_settings or {}, context.options)
+    target = target_for(given.deployment_settings, context.registry)
+    return QuantizationRequest(target, settings, given.layer_quantization_settings or {}, given.clika_compile_options)
 
 
 def _prepare_calls(context: _CompileContext) -> tuple[list[ModelCall], CalibrationInputs | None]:
@@ -238,7 +244,7 @@ def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _Co
 
 def _adapt(captured: CaptureResult, context: _CompileContext) -> None:
     """Attach adapters, if requested; all other parameters are frozen once the module is built."""
-    settings = context.options.global_lora_settings
+    settings = context.given.clika_compile_options.global_lora_settings
     if settings is not None:
         attach_adapters(captured.graph, settings, context.registry.operators, context.log)
         broadcast_from_rank0(context.ranks, random_matrices(captured.graph))
@@ -254,7 +260,7 @@ def _quantize(
     try:
         stages = calibrate_graph(calibration, batches, *common, model=captured.graph, total=data.count, ranks=ranks)
     except BaseException:  # including an interrupt
-        if calibration.table.batches and not context.options.ranges_file:
+        if calibration.table.batches and not context.given.clika_compile_options.ranges_file:
             context.log.show(RANGES_LOST.format(calibration.table.batches))
         raise
     return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)
@@ -276,12 +282,9 @@ def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
     return registry
 
 
-def _settings_to_log(
-    choices: CompileSwitches,
-    options: ClikaCompileOptions,
-    deployment: BaseDeploymentSettings | None,
-    given: CompileInputs,
-) -> dict[str, dict[str, Any]]:
+def _settings_to_log(given: CompileRequest) -> dict[str, dict[str, Any]]:
+    options, deployment = given.clika_compile_options, given.deployment_settings
+    switches = {name: getattr(given, name) for name in SWITCH_ARGUMENTS}
     distributed = given.distributed_training_settings
     chosen = {
         "Quantization": given.quantization_settings,
@@ -289,25 +292,24 @@ def _settings_to_log(
         "LoRA": options.global_lora_settings,
     }
     return {
-        "Compilation Settings": {**vars(choices), **vars(options)},
+        "Compilation Settings": {**switches, **vars(options)},
         **({"Distributed Training Settings": vars(distributed)} if distributed else {}),
         **{f"Global {what} Settings": vars(settings) for what, settings in chosen.items() if settings},
         "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
     }
 
 
-def _capture(
-    callee: TracedCallable, calls: list[ModelCall], registry: Registry, choices: CompileSwitches, log: CompilationLog
-) -> CaptureResult:
+def _capture(calls: list[ModelCall], context: _CompileContext) -> CaptureResult:
+    callee, log = context.callee, context.log
     log.detail(f"Starting to parse the model: '{callee.name}'")
     with log.stage("Capturing") as stage, freeze_gc():
         captured = capture(
             callee,
             calls,
-            registry,
+            context.registry,
             fallback=torchlib_operator,
-            dynamic=choices.dynamic is not False,
-            name=choices.graph_name,
+            dynamic=context.given.dynamic is not False,
+            name=context.given.graph_name,
             detail=log.detail,
             progress=stage.update,
         )
@@ -324,11 +326,12 @@ def _capture(
     return captured
 
 
-def _clean(captured: CaptureResult, registry: Registry, options: ClikaCompileOptions, log: CompilationLog) -> None:
-    with log.stage("Cleaning") as stage:
-        example = captured.signature.graph_inputs(captured.calls[0]) if options.check_passes else None
+def _clean(captured: CaptureResult, context: _CompileContext) -> None:
+    with context.log.stage("Cleaning") as stage:
+        are_checked = context.given.clika_compile_options.check_passes
+        example = captured.signature.graph_inputs(captured.calls[0]) if are_checked else None
         before = len(captured.graph)
-        log.report_removals(clean_graph(captured.graph, registry, example))
+        context.log.report_removals(clean_graph(captured.graph, context.registry, example))
         stage.done(f"{before:,} to {len(captured.graph):,} nodes")
 
 
@@ -338,18 +341,16 @@ def _count_idle_dropouts(model: torch.nn.Module) -> int:
     return sum(module.p > 0 and not module.training for module in dropouts)
 
 
-def _wrap(
-    captured: CaptureResult, callee: TracedCallable, registry: Registry, choices: CompileSwitches, log: CompilationLog
-) -> ClikaModule:
+def _wrap(captured: CaptureResult, context: _CompileContext) -> ClikaModule:
     """Build the module, on the weights of the original or on copies."""
-    with log.stage("Wrapping") as stage:
-        saved = frozenset(callee.module.state_dict(keep_vars=True))
+    with context.log.stage("Wrapping") as stage:
+        saved = frozenset(context.callee.module.state_dict(keep_vars=True))
         own = {n for n in captured.graph.constants if n.startswith("clika.")}
-        if not choices.discard_input_model:
+        if not context.given.discard_input_model:
             for value in captured.graph.constants.values():
                 assert value.data is not None
                 value.data = _copy_tensor(value.data)
-        module = ClikaModule(captured.graph, captured.signature, persistent=saved | own, registry=registry)
+        module = ClikaModule(captured.graph, captured.signature, persistent=saved | own, registry=context.registry)
         stage.done(f"{len(captured.graph.constants):,} weights and constants")
     return module
 
@@ -362,11 +363,10 @@ def _copy_tensor(data: torch.Tensor) -> torch.Tensor:
 def _check_callee(module_or_func: Any) -> TracedCallable:
     """Return the callable to compile; reject compiled modules, and weights that no graph can hold."""
     if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
-        msg = (
+        raise ModelError(
             "cannot compile the module: it is a ClikaModule already. Compile the original model, or export this "
             "one with clika_export."
         )
-        raise ModelError(msg)
     reject_torchscript(module_or_func)
     callee = make_callable(module_or_func)
     check_weights(callee.module)
@@ -384,22 +384,22 @@ def _set_eval(module: torch.nn.Module) -> None:
     try:
         module.eval()
     except NotImplementedError as error:
-        msg = (
+        raise ModelError(
             f"cannot set {type(module).__name__} to eval mode: {error} Compile the model that was exported, or "
             "pass skip_eval_set_mode=True to keep the mode of its export."
-        )
-        raise ModelError(msg) from error
+        ) from error
 
 
 @contextlib.contextmanager
-def _evaluation_mode(callee: TracedCallable, choices: CompileSwitches) -> Iterator[None]:
+def _evaluation_mode(context: _CompileContext) -> Iterator[None]:
     """Set the model to eval mode, unless disabled; restore the mode if the original is kept, and after a failure.
 
     It is also restored for a module found in a function's closure, which others may call.
     """
+    callee = context.callee
     modes = [(m, m.training) for m in callee.module.modules()]
     stays = True  # also after a failure
-    if not choices.skip_eval_set_mode:
+    if not context.given.skip_eval_set_mode:
         _set_eval(callee.module)
     try:
         yield

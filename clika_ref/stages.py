@@ -1,7 +1,7 @@
 """Every stage of the pipeline from one import, for research.
 
 `docs/stages.md` calls them one by one on a network. A stage takes the result of the stage before it, and most stages
-also take the `Registry` of plugins. Each name is imported on first use.
+also take the `Registry` of plugins.
 
 | stage | name | input -> output |
 |---|---|---|
@@ -50,170 +50,76 @@ also take the `Registry` of plugins. Each name is imported on first use.
 The classes of results, such as `Calibration` and `Plan`, can be imported from here, too.
 """
 
-# ruff: noqa: PLC0414 - each alias exports a name for type checkers
+# ruff: noqa: PLC0414 - each alias exports a name
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from clika_ref.capture.callables import TracedCallable as TracedCallable
-    from clika_ref.capture.callables import make_callable as make_callable
-    from clika_ref.capture.capture import CaptureResult as CaptureResult
-    from clika_ref.capture.capture import capture as capture
-    from clika_ref.capture.inputs import ModelCall as ModelCall
-    from clika_ref.capture.inputs import make_calls as make_calls
-    from clika_ref.compiled.latency import LayerTimer as LayerTimer
-    from clika_ref.compiled.latency import measure_ratio_to_float as measure_ratio_to_float
-    from clika_ref.compiled.latency import measure_seconds_and_ratio as measure_seconds_and_ratio
-    from clika_ref.compiled.lowering import check_supported as check_supported
-    from clika_ref.compiled.lowering import lower_for as lower_for
-    from clika_ref.compiled.lowering import quantize_for_target as quantize_for_target
-    from clika_ref.compiled.lowering import target_for as target_for
-    from clika_ref.compress.calibration_pass import prepare_calibration as prepare_calibration
-    from clika_ref.compress.graph_quantization import calibrate_graph as calibrate_graph
-    from clika_ref.compress.graph_quantization import decide_quantization as decide_quantization
-    from clika_ref.core.artifacts import Artifact as Artifact
-    from clika_ref.core.execution import interpret as interpret
-    from clika_ref.core.fx_execution import compile_with_fx as compile_with_fx
-    from clika_ref.core.ir import Graph as Graph
-    from clika_ref.core.passes import PassReport as PassReport
-    from clika_ref.core.registry import Registry as Registry
-    from clika_ref.core.registry import clean_graph as clean_graph
-    from clika_ref.core.registry import load_registry as load_registry
-    from clika_ref.core.targets import Target as Target
-    from clika_ref.export.artifact_check import compare_artifact as compare_artifact
-    from clika_ref.export.configuration import ExportConfiguration as ExportConfiguration
-    from clika_ref.export.explanation import Explanation as Explanation
-    from clika_ref.export.explanation import explain as explain
-    from clika_ref.export.export import ExportRequest as ExportRequest
-    from clika_ref.export.export import export as export
-    from clika_ref.export.interface import name_interface as name_interface
-    from clika_ref.export.model_comparison import Agreement as Agreement
-    from clika_ref.export.model_comparison import measure_agreement as measure_agreement
-    from clika_ref.export.quantized_check import compare_quantized as compare_quantized
-    from clika_ref.lora.attaching import attach_adapters as attach_adapters
-    from clika_ref.lora.merging import merge_adapters as merge_adapters
-    from clika_ref.lora.report import AdapterReport as AdapterReport
-    from clika_ref.onnx_export.generic_operators import torchlib_operator as torchlib_operator
-    from clika_ref.pruning.report import PruningReport as PruningReport
-    from clika_ref.pruning.stages import PruningRequest as PruningRequest
-    from clika_ref.pruning.stages import prune_graph as prune_graph
-    from clika_ref.quantization.algorithms.bias_correction import BiasShifts as BiasShifts
-    from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation as CandidateEvaluation
-    from clika_ref.quantization.algorithms.gptq import RoundedWeight as RoundedWeight
-    from clika_ref.quantization.algorithms.gptq import round_weights as round_weights
-    from clika_ref.quantization.algorithms.mixed_precision import select_float_layers as select_float_layers
-    from clika_ref.quantization.algorithms.sensitivity import Sensitivities as Sensitivities
-    from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities as estimate_sensitivities
-    from clika_ref.quantization.algorithms.smooth_quant import QuantizedInputEvaluator as QuantizedInputEvaluator
-    from clika_ref.quantization.algorithms.smooth_quant import SmoothingOptions as SmoothingOptions
-    from clika_ref.quantization.algorithms.smooth_quant import search_smoothing_factors as search_smoothing_factors
-    from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult as WeightOnlyResult
-    from clika_ref.quantization.algorithms.weight_only import quantize_weights_only as quantize_weights_only
-    from clika_ref.quantization.calibration.calibrator import Calibration as Calibration
-    from clika_ref.quantization.calibration.observer_search import ObserverSearchResult as ObserverSearchResult
-    from clika_ref.quantization.calibration.observer_search import search_observers as search_observers
-    from clika_ref.quantization.calibration.range_table import RangeTable as RangeTable
-    from clika_ref.quantization.decision import Quantization as Quantization
-    from clika_ref.quantization.pipeline import QuantizationPipeline as QuantizationPipeline
-    from clika_ref.quantization.qat.learned_scales import apply_learned_scales as apply_learned_scales
-    from clika_ref.quantization.qat.learned_scales import initial_log_scales as initial_log_scales
-    from clika_ref.quantization.qat.training_graph import make_trainable as make_trainable
-    from clika_ref.quantization.qdq.insertion import Plan as Plan
-    from clika_ref.quantization.qdq.insertion import quantize_graph as quantize_graph
-    from clika_ref.quantization.qdq.placement import Placement as Placement
-    from clika_ref.quantization.qdq.placement import choose_placement as choose_placement
-    from clika_ref.quantization.qdq.planning import Planner as Planner
-    from clika_ref.quantization.qdq.qparams import QParams as QParams
-    from clika_ref.quantization.request import QuantizationRequest as QuantizationRequest
-    from clika_ref.reporting.log import CompilationLog as CompilationLog
-
-MODULE_BY_STAGE_NAME = {
-    "AdapterReport": "lora.report",
-    "Agreement": "export.model_comparison",
-    "Artifact": "core.artifacts",
-    "BiasShifts": "quantization.algorithms.bias_correction",
-    "Calibration": "quantization.calibration.calibrator",
-    "CandidateEvaluation": "quantization.algorithms.candidate_evaluation",
-    "CaptureResult": "capture.capture",
-    "CompilationLog": "reporting.log",
-    "ExportConfiguration": "export.configuration",
-    "Explanation": "export.explanation",
-    "ExportRequest": "export.export",
-    "Graph": "core.ir",
-    "LayerTimer": "compiled.latency",
-    "ModelCall": "capture.inputs",
-    "ObserverSearchResult": "quantization.calibration.observer_search",
-    "PassReport": "core.passes",
-    "Placement": "quantization.qdq.placement",
-    "Plan": "quantization.qdq.insertion",
-    "Planner": "quantization.qdq.planning",
-    "PruningReport": "pruning.report",
-    "PruningRequest": "pruning.stages",
-    "QParams": "quantization.qdq.qparams",
-    "Quantization": "quantization.decision",
-    "QuantizationPipeline": "quantization.pipeline",
-    "QuantizationRequest": "quantization.request",
-    "QuantizedInputEvaluator": "quantization.algorithms.smooth_quant",
-    "RangeTable": "quantization.calibration.range_table",
-    "Registry": "core.registry",
-    "RoundedWeight": "quantization.algorithms.gptq",
-    "Sensitivities": "quantization.algorithms.sensitivity",
-    "SmoothingOptions": "quantization.algorithms.smooth_quant",
-    "Target": "core.targets",
-    "TracedCallable": "capture.callables",
-    "WeightOnlyResult": "quantization.algorithms.weight_only",
-    "apply_learned_scales": "quantization.qat.learned_scales",
-    "attach_adapters": "lora.attaching",
-    "calibrate_graph": "compress.graph_quantization",
-    "capture": "capture.capture",
-    "check_supported": "compiled.lowering",
-    "choose_placement": "quantization.qdq.placement",
-    "clean_graph": "core.registry",
-    "compare_artifact": "export.artifact_check",
-    "compare_quantized": "export.quantized_check",
-    "compile_with_fx": "core.fx_execution",
-    "decide_quantization": "compress.graph_quantization",
-    "estimate_sensitivities": "quantization.algorithms.sensitivity",
-    "explain": "export.explanation",
-    "export": "export.export",
-    "initial_log_scales": "quantization.qat.learned_scales",
-    "interpret": "core.execution",
-    "load_registry": "core.registry",
-    "lower_for": "compiled.lowering",
-    "make_callable": "capture.callables",
-    "make_calls": "capture.inputs",
-    "make_trainable": "quantization.qat.training_graph",
-    "measure_agreement": "export.model_comparison",
-    "measure_ratio_to_float": "compiled.latency",
-    "measure_seconds_and_ratio": "compiled.latency",
-    "merge_adapters": "lora.merging",
-    "name_interface": "export.interface",
-    "prepare_calibration": "compress.calibration_pass",
-    "prune_graph": "pruning.stages",
-    "quantize_for_target": "compiled.lowering",
-    "quantize_graph": "quantization.qdq.insertion",
-    "quantize_weights_only": "quantization.algorithms.weight_only",
-    "round_weights": "quantization.algorithms.gptq",
-    "search_observers": "quantization.calibration.observer_search",
-    "search_smoothing_factors": "quantization.algorithms.smooth_quant",
-    "select_float_layers": "quantization.algorithms.mixed_precision",
-    "target_for": "compiled.lowering",
-    "torchlib_operator": "onnx_export.generic_operators",
-}
-"""The module that defines each name."""
-
-__all__ = sorted(MODULE_BY_STAGE_NAME)  # noqa: PLE0605 - the table above is the list
-
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULE_BY_STAGE_NAME:
-        msg = f"clika_ref.stages has no {name!r}; it offers {', '.join(__all__)}"
-        raise AttributeError(msg)
-    return getattr(import_module(f"clika_ref.{MODULE_BY_STAGE_NAME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+from clika_ref.capture.callables import TracedCallable as TracedCallable
+from clika_ref.capture.callables import make_callable as make_callable
+from clika_ref.capture.capture import CaptureResult as CaptureResult
+from clika_ref.capture.capture import capture as capture
+from clika_ref.capture.inputs import ModelCall as ModelCall
+from clika_ref.capture.inputs import make_calls as make_calls
+from clika_ref.compiled.latency import LayerTimer as LayerTimer
+from clika_ref.compiled.latency import measure_ratio_to_float as measure_ratio_to_float
+from clika_ref.compiled.latency import measure_seconds_and_ratio as measure_seconds_and_ratio
+from clika_ref.compiled.lowering import check_supported as check_supported
+from clika_ref.compiled.lowering import lower_for as lower_for
+from clika_ref.compiled.lowering import quantize_for_target as quantize_for_target
+from clika_ref.compiled.lowering import target_for as target_for
+from clika_ref.compress.calibration_pass import prepare_calibration as prepare_calibration
+from clika_ref.compress.graph_quantization import calibrate_graph as calibrate_graph
+from clika_ref.compress.graph_quantization import decide_quantization as decide_quantization
+from clika_ref.core.artifacts import Artifact as Artifact
+from clika_ref.core.execution import interpret as interpret
+from clika_ref.core.fx_execution import compile_with_fx as compile_with_fx
+from clika_ref.core.ir import Graph as Graph
+from clika_ref.core.passes import PassReport as PassReport
+from clika_ref.core.registry import Registry as Registry
+from clika_ref.core.registry import clean_graph as clean_graph
+from clika_ref.core.registry import load_registry as load_registry
+from clika_ref.core.targets import Target as Target
+from clika_ref.export.artifact_check import compare_artifact as compare_artifact
+from clika_ref.export.configuration import ExportConfiguration as ExportConfiguration
+from clika_ref.export.explanation import Explanation as Explanation
+from clika_ref.export.explanation import explain as explain
+from clika_ref.export.export import ExportRequest as ExportRequest
+from clika_ref.export.export import export as export
+from clika_ref.export.interface import name_interface as name_interface
+from clika_ref.export.model_comparison import Agreement as Agreement
+from clika_ref.export.model_comparison import measure_agreement as measure_agreement
+from clika_ref.export.quantized_check import compare_quantized as compare_quantized
+from clika_ref.lora.attaching import attach_adapters as attach_adapters
+from clika_ref.lora.merging import merge_adapters as merge_adapters
+from clika_ref.lora.report import AdapterReport as AdapterReport
+from clika_ref.onnx_export.generic_operators import torchlib_operator as torchlib_operator
+from clika_ref.pruning.report import PruningReport as PruningReport
+from clika_ref.pruning.stages import PruningRequest as PruningRequest
+from clika_ref.pruning.stages import prune_graph as prune_graph
+from clika_ref.quantization.algorithms.bias_correction import BiasShifts as BiasShifts
+from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation as CandidateEvaluation
+from clika_ref.quantization.algorithms.gptq import RoundedWeight as RoundedWeight
+from clika_ref.quantization.algorithms.gptq import round_weights as round_weights
+from clika_ref.quantization.algorithms.mixed_precision import select_float_layers as select_float_layers
+from clika_ref.quantization.algorithms.sensitivity import Sensitivities as Sensitivities
+from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities as estimate_sensitivities
+from clika_ref.quantization.algorithms.smooth_quant import QuantizedInputEvaluator as QuantizedInputEvaluator
+from clika_ref.quantization.algorithms.smooth_quant import SmoothingOptions as SmoothingOptions
+from clika_ref.quantization.algorithms.smooth_quant import search_smoothing_factors as search_smoothing_factors
+from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult as WeightOnlyResult
+from clika_ref.quantization.algorithms.weight_only import quantize_weights_only as quantize_weights_only
+from clika_ref.quantization.calibration.calibrator import Calibration as Calibration
+from clika_ref.quantization.calibration.observer_search import ObserverSearchResult as ObserverSearchResult
+from clika_ref.quantization.calibration.observer_search import search_observers as search_observers
+from clika_ref.quantization.calibration.range_table import RangeTable as RangeTable
+from clika_ref.quantization.decision import Quantization as Quantization
+from clika_ref.quantization.pipeline import QuantizationPipeline as QuantizationPipeline
+from clika_ref.quantization.qat.learned_scales import apply_learned_scales as apply_learned_scales
+from clika_ref.quantization.qat.learned_scales import initial_log_scales as initial_log_scales
+from clika_ref.quantization.qat.training_graph import make_trainable as make_trainable
+from clika_ref.quantization.qdq.insertion import Plan as Plan
+from clika_ref.quantization.qdq.insertion import quantize_graph as quantize_graph
+from clika_ref.quantization.qdq.placement import Placement as Placement
+from clika_ref.quantization.qdq.placement import choose_placement as choose_placement
+from clika_ref.quantization.qdq.planning import Planner as Planner
+from clika_ref.quantization.qdq.qparams import QParams as QParams
+from clika_ref.quantization.request import QuantizationRequest as QuantizationRequest
+from clika_ref.reporting.log import CompilationLog as CompilationLog

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from releasing.distributions import ROOT
+from releasing.distributions import ROOT, list_files
 
 STARTING_COMMIT = "c302f54"
 """The last commit before issue 38, which asks for fewer lines."""
@@ -77,11 +77,8 @@ def group_of(path: str) -> str | None:
 
 def working_tree() -> Iterator[tuple[str, str]]:
     """Return path and text of each Python file that git tracks, or would."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in sorted({*names.split("\0")} - {""}):
-        if (ROOT / name).is_file():
-            yield name, (ROOT / name).read_text(encoding="utf-8")
+    for name in list_files(ROOT, "*.py"):
+        yield name, (ROOT / name).read_text(encoding="utf-8")
 
 
 def commit_tree(commit: str) -> Iterator[tuple[str, str]]:

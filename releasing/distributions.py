@@ -20,6 +20,13 @@ RUNTIME_PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
 """What runs or reads models, of which the lowest version that is allowed is tried."""
 
 
+def list_files(folder: Path, *patterns: str) -> list[str]:
+    """Return the paths, from a folder, of the files that git tracks, or would; all, or those of the patterns."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    found = subprocess.run(listed, cwd=folder, capture_output=True, text=True, check=True).stdout
+    return sorted(path for path in {*found.split("\0")} if (folder / path).is_file())
+
+
 @dataclass(frozen=True)
 class Distribution:
     """One distribution."""
@@ -51,20 +58,10 @@ class Distribution:
 
     def files(self) -> list[str]:
         """Return the paths, from its folder, of the files that it consists of: those that git knows, or would."""
-        listed = [
-            "git",
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-            "--",
-            self.package,
-            *METADATA_FILES,
+        excluded = tuple(self.excluded_folders)
+        return [
+            path for path in list_files(self.folder, self.package, *METADATA_FILES) if not path.startswith(excluded)
         ]
-        found = subprocess.run(listed, cwd=self.folder, capture_output=True, text=True, check=True).stdout
-        packed = {path for path in found.split("\0") if path and not path.startswith(tuple(self.excluded_folders))}
-        return sorted(path for path in packed if (self.folder / path).exists())
 
 
 def distributions() -> list[Distribution]:

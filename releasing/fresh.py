@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TOOLS = ("HF_HUB_OFFLINE", "HOME", "LANG", "PATH", "TMPDIR")
@@ -25,9 +26,12 @@ class Fresh:
         with self.timed("an empty environment"):
             venv.create(folder, with_pip=True, clear=True)
 
-    def timed(self, label: str) -> Timed:
-        """Return a block whose time is kept."""
-        return Timed(label, self.seconds)
+    @contextlib.contextmanager
+    def timed(self, label: str) -> Iterator[None]:
+        """Keep the time of a block."""
+        start = time.perf_counter()
+        yield
+        self.seconds[label] = time.perf_counter() - start
 
     def install(self, label: str, *words: str) -> None:
         """Let pip install something."""
@@ -59,17 +63,3 @@ class Fresh:
 
 def _is_passed_on(name: str) -> bool:
     return name in TOOLS or name.startswith(("PIP_", "SSL_", "REQUESTS_", "LC_", "OPENBLAS_"))
-
-
-class Timed:
-    """A block whose time is kept."""
-
-    def __init__(self, label: str, seconds: dict[str, float]) -> None:
-        self.what = label
-        self.seconds = seconds
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.what] = time.perf_counter() - self.start

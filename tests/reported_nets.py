@@ -13,12 +13,12 @@ from clika_ref_visualize.report.contents import (
     ReportContents,
     Reproduction,
     ValueRecord,
-    WhatIfRecord,
 )
 from clika_ref_visualize.report.module_tree import build_module_records
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.quantization.decision import ThresholdPrediction
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -120,6 +120,6 @@ def make_large_contents(count):
         values.append(
             ValueRecord(f"conv2d_{index}", "float32[1, 8, 4, 4]", index, ObservedRange(-1.0, 1.0, 2, histogram))
         )
-        rows.append(WhatIfRecord(1e-6 * (index + 1), index + 1, 10_000_000 - 3000 * index, 60 - index / 100))
+        rows.append(ThresholdPrediction(1e-6 * (index + 1), index + 1, 10_000_000 - 3000 * index, 60 - index / 100))
     chosen = ChosenRow(1e-6 * count, count, count, 4_000_000, 40.0)
     return make_contents(nodes, values, what_if=rows, chosen=chosen, bytes_before=10_000_000, bytes_after=4_000_000)

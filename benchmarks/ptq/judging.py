@@ -1,14 +1,11 @@
-"""Judge the files of one subject in their runtime: latency in turn, and how near the outputs are to those in float.
-
-``python -m benchmarks.ptq.judging onnxruntime FOLDER ROUNDS fp32 ours ...``
-"""
+"""Judge the files of one subject in their runtime: latency in turn, and how near the outputs are to those in float."""
 
 from __future__ import annotations
 
-import json
+import logging
 import math
-import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measuring import in_turn
+from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES, Run
 from benchmarks.ptq.subjects import Prepared, read
 
@@ -70,6 +68,17 @@ def _nearest(embedded: np.ndarray) -> np.ndarray:
     return is_same.argmax(1)
 
 
+def explain(runtime: str, prepared: Prepared) -> dict[str, float]:
+    """Return which share of products is planned in integers, and of the layers that are, which share runs so."""
+    explained = compile_quantized(prepared.model, prepared.calibration, runtime).clika_explain()
+    planned = [node for node in explained.nodes if node.macs and node.planned != "float"]
+    missed = sum(node in explained.not_quantized for node in planned)
+    return {
+        "planned": explained.share(planned=True),
+        "in integers": 1 - missed / len(planned) if planned else 0.0,
+    }
+
+
 def main(runtime: str, path: str, rounds: str, *names: str) -> dict[str, Any]:
     """Judge the files of one folder, by name."""
     folder, chosen = Path(path), RUNTIMES[runtime]
@@ -80,8 +89,6 @@ def main(runtime: str, path: str, rounds: str, *names: str) -> dict[str, Any]:
     with torch.no_grad():
         exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
     found = {name: compare_outputs(outputs(run, prepared.test), exact, prepared) for name, run in runs.items()}
-    return {"latency": seconds, "judged": found}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    return {"latency": seconds, "judged": found, "explained": explain(runtime, prepared)}

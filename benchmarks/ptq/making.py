@@ -1,6 +1,6 @@
-"""One road with one model, in its own process: ``python -m benchmarks.ptq.making onnxruntime ours FOLDER``.
+"""One road with one model, in its own process.
 
-Models and data are made by another process (`benchmarks.ptq.preparing`), whose peak of memory is none of the road's.
+Models and data are made by another process (`benchmarks.ptq.subjects`), whose peak of memory is none of the road's.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import json
 import logging
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -18,26 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.measuring import peak_bytes
+from benchmarks.models import Tiny
 from benchmarks.ptq.runtimes import RUNTIMES
-from benchmarks.ptq.subjects import Batch, read
+from benchmarks.ptq.subjects import read
 
 # isort: split
 import torch
-
-
-class _Tiny(torch.nn.Module):
-    """What a road is warmed up with: imports and first calls do not count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(self.conv(x).relu().mean((2, 3)))
-
-
-def _tiny_data() -> list[Batch]:
-    return [{"x": torch.randn(2, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}]
 
 
 def main(runtime: str, method: str, location: str) -> dict[str, Any]:
@@ -47,7 +31,8 @@ def main(runtime: str, method: str, location: str) -> dict[str, Any]:
     folder, chosen = Path(location), RUNTIMES[runtime]
     export, path = chosen.methods[method], folder / f"{method}{chosen.suffix}"
     with TemporaryDirectory() as other, contextlib.redirect_stdout(io.StringIO()):
-        export(_Tiny().eval(), _tiny_data(), Path(other) / f"tiny{chosen.suffix}", is_transformer=False)
+        tiny_data = [{"x": torch.randn(2, 3, 8, 8)} for _ in range(2)]
+        export(Tiny().eval(), tiny_data, Path(other) / f"tiny{chosen.suffix}", is_transformer=False)
         prepared = read(folder)
         gc.collect()
         before, start = peak_bytes(), time.perf_counter()
@@ -55,7 +40,3 @@ def main(runtime: str, method: str, location: str) -> dict[str, Any]:
         seconds = time.perf_counter() - start
     written = [file for file in (path, path.with_suffix(".bin")) if file.exists()]
     return {"seconds": seconds, "peak": peak_bytes() - before, "bytes": sum(f.stat().st_size for f in written)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

@@ -12,7 +12,7 @@ import torch
 from benchmarks.ptq.subjects import Batch
 
 if TYPE_CHECKING:
-    from clika_ref import BaseDeploymentSettings, ClikaModule
+    from clika_ref import ClikaModule, QuantizationSettings
 
 
 class ExportMethod(Protocol):
@@ -22,38 +22,41 @@ class ExportMethod(Protocol):
         """Walk it."""
 
 
-def export_with_clika_ref(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Compile for ONNX Runtime with the default settings, and export."""
-    from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - a road's memory is its own
-
-    compile_quantized(model, calibration, DeploymentSettings_ONNXRuntime_ONNX()).clika_export(path)
-
-
-def export_with_clika_ref_for_latency(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Compile for ONNX Runtime, layers left in float where they are timed and integers are no faster, and export."""
-    from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - as in `export_with_clika_ref`
-
-    made = compile_quantized(model, calibration, DeploymentSettings_ONNXRuntime_ONNX(), optimize_for="latency")
-    made.clika_export(path)
+def export_with_clika_ref(
+    model: torch.nn.Module,
+    calibration: list[Batch],
+    path: Path,
+    *,
+    target: str = "onnxruntime",
+    is_transformer: bool = False,  # noqa: ARG001 - for NNCF
+    **options: Any,
+) -> None:
+    """Quantize with the default settings for a target."""
+    compile_quantized(model, calibration, target, **options).clika_export(path)
 
 
 def compile_quantized(
-    model: torch.nn.Module, calibration: list[Batch], deployment: BaseDeploymentSettings, **options: Any
+    model: torch.nn.Module,
+    calibration: list[Batch],
+    target: str,
+    settings: QuantizationSettings | None = None,
+    **options: Any,
 ) -> ClikaModule:
-    """Return a module that is quantized for a target with the default settings, but for some options."""
+    """Return a model, quantized on its calibration data for a target."""
     from clika_ref import (  # noqa: PLC0415 - what a road does not need must not cost it memory
         ClikaCompileOptions,
         QuantizationSettings,
         clika_compile,
     )
+    from clika_ref.settings.compile_options import deployment_settings_named  # noqa: PLC0415 - as above
 
     single = {name: tensor[:1] for name, tensor in calibration[0].items()}
     return clika_compile(
         model,
         tracing_inputs=[single, *calibration[:2]],  # a batch of another size, so that it is dynamic
         calibration_inputs=calibration,
-        quantization_settings=QuantizationSettings(),
-        deployment_settings=deployment,
+        quantization_settings=settings or QuantizationSettings(),
+        deployment_settings=deployment_settings_named(target),
         clika_compile_options=ClikaCompileOptions(compare_after_export=False, **options),
         discard_input_model=True,
     )

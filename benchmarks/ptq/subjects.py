@@ -107,12 +107,12 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 """By name; each is made on demand."""
 
 
-def write(name: str, folder: Path) -> None:
+def main(name: str, folder: str) -> None:
     """Make a subject, and keep it in a folder."""
     subject = SUBJECTS[name]()
     labels = subject.labels() if subject.labels is not None else None
     whole = Prepared(subject.make(), subject.calibration(), subject.test(), labels, subject.is_transformer)
-    torch.save(whole, folder / "subject.pt")
+    torch.save(whole, Path(folder) / "subject.pt")
 
 
 def read(folder: Path) -> Prepared:

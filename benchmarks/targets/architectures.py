@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-import conftest  # noqa: F401 - lets torchvision and transformers import beside a torch without CUDA, so it comes first
+from benchmarks.models import VOCABULARY, Model, make_transformer, make_vision_model
 
 # isort: split
 import torch
-import torchvision
-import transformers
 
 Inputs = dict[str, torch.Tensor]
 
-VOCABULARY, LENGTH, IMAGE_SIZE = 1000, 32, 64
+LENGTH, IMAGE_SIZE = 32, 64
 
 WIDTH = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512}
 TEXT = {**WIDTH, "vocab_size": VOCABULARY}
 DECODER = {**TEXT, "num_key_value_heads": 2, "use_cache": False}
 PATCHES = {**WIDTH, "image_size": IMAGE_SIZE, "patch_size": 16}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A model, and what it is called with for a batch of some size."""
-
-    build: Callable[[], torch.nn.Module]
-    inputs: Callable[[int], Inputs]
-
-
-def _vision(name: str, size: int = 224) -> Architecture:
-    build = getattr(torchvision.models, name)
-    (argument,) = inspect.signature(build().forward).parameters
-    return Architecture(lambda: build(weights=None), lambda batch: {argument: torch.randn(batch, 3, size, size)})
 
 
 def _tokens(batch: int) -> Inputs:
@@ -47,18 +29,9 @@ def _pixels(batch: int) -> Inputs:
     return {"pixel_values": torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE)}
 
 
-def _of(model: str, config: str, inputs: Callable[[int], Inputs], **sizes: Any) -> Architecture:
-    chosen = getattr(transformers, config)(**sizes)
-    return Architecture(lambda: getattr(transformers, model)(chosen), inputs)
-
-
-def _declare(build: Callable[..., Architecture], *arguments: Any, **sizes: Any) -> Callable[[], Architecture]:
-    return lambda: build(*arguments, **sizes)
-
-
-ARCHITECTURES: dict[str, Callable[[], Architecture]] = {
+ARCHITECTURES: dict[str, Callable[[], Model]] = {
     **{
-        name: _declare(_vision, name)
+        name: partial(make_vision_model, name)
         for name in (
             "resnet18",
             "mobilenet_v3_large",
@@ -72,21 +45,21 @@ ARCHITECTURES: dict[str, Callable[[], Architecture]] = {
             "squeezenet1_1",
         )
     },
-    "bert": _declare(_of, "BertModel", "BertConfig", _tokens, **TEXT),
-    "distilbert": _declare(
-        _of, "DistilBertModel", "DistilBertConfig", _tokens,
+    "bert": partial(make_transformer, "BertModel", _tokens, **TEXT),
+    "distilbert": partial(
+        make_transformer, "DistilBertModel", _tokens,
         vocab_size=VOCABULARY, dim=128, n_layers=3, n_heads=4, hidden_dim=512,
     ),
-    "electra": _declare(_of, "ElectraModel", "ElectraConfig", _tokens, embedding_size=128, **TEXT),
-    "gpt2": _declare(
-        _of, "GPT2LMHeadModel", "GPT2Config", _tokens,
+    "electra": partial(make_transformer, "ElectraModel", _tokens, embedding_size=128, **TEXT),
+    "gpt2": partial(
+        make_transformer, "GPT2LMHeadModel", _tokens,
         vocab_size=VOCABULARY, n_embd=128, n_layer=3, n_head=4, use_cache=False,
     ),
-    "llama": _declare(_of, "LlamaForCausalLM", "LlamaConfig", _tokens, **DECODER),
-    "qwen2": _declare(_of, "Qwen2ForCausalLM", "Qwen2Config", _tokens, **DECODER),
-    "vit": _declare(_of, "ViTModel", "ViTConfig", _pixels, **PATCHES),
-    "deit": _declare(_of, "DeiTModel", "DeiTConfig", _pixels, **PATCHES),
-    "dinov2": _declare(_of, "Dinov2Model", "Dinov2Config", _pixels, **PATCHES),
-    "clip_vision": _declare(_of, "CLIPVisionModel", "CLIPVisionConfig", _pixels, **PATCHES),
+    "llama": partial(make_transformer, "LlamaForCausalLM", _tokens, **DECODER),
+    "qwen2": partial(make_transformer, "Qwen2ForCausalLM", _tokens, **DECODER),
+    "vit": partial(make_transformer, "ViTModel", _pixels, **PATCHES),
+    "deit": partial(make_transformer, "DeiTModel", _pixels, **PATCHES),
+    "dinov2": partial(make_transformer, "Dinov2Model", _pixels, **PATCHES),
+    "clip_vision": partial(make_transformer, "CLIPVisionModel", _pixels, **PATCHES),
 }  # fmt: skip
 """By name; each is made on demand."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import in_fresh_process
+from benchmarks.measuring import Names, in_fresh_process
 from benchmarks.targets.architectures import ARCHITECTURES
 
 # isort: split
@@ -24,8 +22,8 @@ JUDGED = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose2d", "linear"})
 """Layers whose products are counted."""
 
 
-def run(names: Sequence[str] | None = None) -> None:
-    """Measure and print a table, then the figures."""
+def run(names: Names = None) -> None:
+    """Twenty architectures for TensorRT and OpenVINO: rules broken, what is planned and run; not part of all."""
     every: dict[str, list[dict[str, Any]]] = {}
     for name in names or ARCHITECTURES:
         every[name] = in_fresh_process("benchmarks.targets.run", name)
@@ -88,7 +86,3 @@ def _of_target(module: Any, deployment: Any) -> dict[str, Any]:
         "planned": sum(node.macs for node in planned) / max(sum(node.macs for node in layers), 1),
         "runs": 1 - sum(node in explained.not_quantized for node in planned) / max(len(planned), 1),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))

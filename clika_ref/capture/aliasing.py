@@ -116,11 +116,10 @@ class AliasTracker:
         if entry.memory is None or entry.version == entry.memory.version:
             return entry.value
         if entry.parent is None:
-            msg = (
+            raise ModelError(
                 f"{entry.value.name!r} shares memory with another parameter, buffer or tensor that forward writes to. "
                 "Keep one of them, and compute the other in forward as a view of it."
             )
-            raise ModelError(msg)
         assert entry.view is not None
         op, others, attrs, index = entry.view
         made = self._builder()(op, self.current_value(entry.parent), *others, types=entry.sibling_types, **attrs)
@@ -141,10 +140,9 @@ class AliasTracker:
             assert entry.view is not None
             op, _, attrs, index = entry.view
             if op.write_back_rule is None:
-                msg = (
+                raise ModelError(
                     f"an in-place write through the view made by {op.name} is not supported. Write to its base instead."
                 )
-                raise ModelError(msg)
             base = self.current_value(entry.parent)
             which = {"index": index} if len(entry.sibling_types) > 1 else {}
             self.write(entry.parent, op.write_back_rule(self._builder(), base, new, **attrs, **which))

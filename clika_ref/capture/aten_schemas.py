@@ -93,8 +93,7 @@ def find_functional_overload(
         pure = _find_overload_without(packet, overload, results)
         if pure is not None:
             return pure, args, {k: v for k, v in kwargs.items() if k not in results}
-    msg = f"the in-place call {overload} has no out-of-place variant. Use an out-of-place operation."
-    raise ModelError(msg)
+    raise ModelError(f"the in-place call {overload} has no out-of-place variant. Use an out-of-place operation.")
 
 
 def _find_overload_without(

@@ -61,11 +61,10 @@ def find_cast_dtype(target: torch._ops.OpOverload, node: fx.Node, region: Autoca
         ModelError: the call is one of `OPAQUE_CALLS`.
     """
     if target in OPAQUE_CALLS:
-        msg = (
+        raise ModelError(
             f"{OPAQUE_CALLS[target]} inside torch.autocast is not supported. Call it with x.float() inside "
             f"torch.autocast({region[0]!r}, enabled=False)."
         )
-        raise ModelError(msg)
     if not _has_autocast_kernel(target, region):
         return None
     found = _record_casts(target, node, region, of_operands=True)

@@ -61,8 +61,9 @@ class CalibrationInputs:
             if number < len(self._read_elements):
                 self._calls_by_index[number] = self._call(callee, number, self._read_elements[number])
         if not self._calls_by_index:
-            msg = f"{ARGUMENT_NAME} has no elements. Give at least one batch, and no generator that was read before."
-            raise ModelError(msg)
+            raise ModelError(
+                f"{ARGUMENT_NAME} has no elements. Give at least one batch, and no generator that was read before."
+            )
         return [*self._calls_by_index.values()]
 
     def peek(self, callee: TracedCallable) -> Iterator[ModelCall]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from clika_ref.capture.reachable_modules import find_reachable_modules
+from clika_ref.capture.signature import spell_out_keywords
 from clika_ref.core.errors import ModelError
 
 
@@ -38,14 +39,10 @@ class TracedCallable:
 
         torch.export 2.13 counts such arguments twice, alone and under the name of ``**kwargs``.
         """
-        known = self.parameters.parameters
-        extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in arguments if n not in known]
-        if not extra:
+        if all(name in self.parameters.parameters for name in arguments):
             return self
-        own = [p for p in known.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        function = _wrap(self.function)
-        function.__signature__ = inspect.Signature([*own, *extra])  # type: ignore[attr-defined]
-        return replace(self, function=function)
+        signature = spell_out_keywords(self.parameters, arguments)
+        return replace(self, function=_wrap(self.function, signature))
 
     @contextlib.contextmanager
     def as_module(self) -> Iterator[torch.nn.Module]:
@@ -104,11 +101,10 @@ def make_callable(module_or_func: Any) -> TracedCallable:
             tuple(_loose_parameter_warning(n) for n, p in found.items() if isinstance(p, torch.nn.Parameter)),
             is_function=True,
         )
-    msg = (
+    raise ModelError(
         f"cannot compile {module_or_func!r}: it is a {type(module_or_func).__name__}. Pass an nn.Module, a bound "
         "method such as model.infer, or a function."
     )
-    raise ModelError(msg)
 
 
 def _ensure_signature(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,17 +113,15 @@ def _ensure_signature(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
     except ValueError:
         return _wrap(function)
-    if hasattr(function, "__code__"):
-        return function
-    passed_on = _wrap(function)
-    passed_on.__signature__ = signature  # type: ignore[attr-defined]
-    return passed_on
+    return function if hasattr(function, "__code__") else _wrap(function, signature)
 
 
-def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any], signature: inspect.Signature | None = None) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    if signature is not None:
+        forward.__signature__ = signature  # type: ignore[attr-defined]
     return forward
 
 

@@ -122,8 +122,7 @@ def record_trace_errors() -> Iterator[ErrorRecorder]:
 
 def _make_raising_method(name: str) -> Callable[..., Any]:
     def raise_type_error(traced: torch.fx.Proxy, *_: Any) -> Any:
-        msg = f"{name.strip('_')}() of {traced} is data-dependent: its value is not known during tracing"
-        raise TypeError(msg)
+        raise TypeError(f"{name.strip('_')}() of {traced} is data-dependent: its value is not known during tracing")
 
     return raise_type_error
 

@@ -48,10 +48,9 @@ def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any 
     """
     if fweights is not None or aweights is not None:
         given = [n for n, w in (("fweights", fweights), ("aweights", aweights)) if w is not None]
-        msg = (
+        raise ModelError(
             f"torch.cov with weights branches on their values. Write it as {_write_weighted_cov(x, given, correction)}."
         )
-        raise ModelError(msg)
     variables = x.reshape(1, -1) if x.dim() < 2 else x
     count = variables.shape[1]
     centered = variables - variables.sum(1, keepdim=True) / count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import shorten
 from typing import Any
@@ -35,18 +34,12 @@ def load_decompositions() -> dict[Any, Any]:
     return {**decomposition_table, **core_aten_decompositions()}
 
 
-@dataclass(frozen=True)
-class Decomposition:
-    """A call as a program of simpler calls, and its operand nodes."""
-
-    program: fx.GraphModule
-    operands: list[fx.Node]
-
-
 def decompose(
     node: fx.Node, overload: torch._ops.OpOverload, region: AutocastRegion | None = None
-) -> Decomposition | None:
-    """Return a call as a program of simpler calls, or None if there is no rule; in a region, with its casts.
+) -> tuple[fx.GraphModule, list[fx.Node]] | None:
+    """Return a call as a program of simpler calls, and its operand nodes, or None if there is no rule.
+
+    In an autocast region, the program contains its casts.
 
     Raises:
         ModelError: the rule fails on these operands, or only works for their exact sizes.
@@ -70,12 +63,11 @@ def decompose(
             program = make_fx(call, decomposition_table={})(*fakes)
     except Exception as error:
         reason = shorten(str(error) or repr(error), MAX_REASON_LENGTH, placeholder=" ...")
-        msg = f"{lack}, and PyTorch's decomposition fails on these operands: {reason}"
-        raise ModelError(msg) from error
+        raise ModelError(f"{lack}, and PyTorch's decomposition fails on these operands: {reason}") from error
     if fixed:
-        msg = f"{lack}, and PyTorch's decomposition fixes sizes that must be dynamic"
-        raise ModelError(msg)
-    return None if _contains_call(program, overload) else Decomposition(program, operands)
+        raise ModelError(f"{lack}, and PyTorch's decomposition fixes sizes that must be dynamic")
+    calls_itself = any(inner.target is overload for inner in program.graph.nodes)
+    return None if calls_itself else (program, operands)
 
 
 def _find_decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
@@ -100,8 +92,3 @@ def _record_guards(env: ShapeEnv | None) -> Iterator[set[sympy.Symbol]]:
     finally:
         env.frozen = frozen
         fixed |= {s for s, size in env.replacements.items() if s not in known and size.is_number}
-
-
-def _contains_call(program: fx.GraphModule, overload: torch._ops.OpOverload) -> bool:
-    """Whether a decomposition contains the call that it should replace."""
-    return any(n.target is overload for n in program.graph.nodes)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.capture.signature import is_same_constant
 from clika_ref.core.errors import ModelError
 
 
@@ -56,22 +57,18 @@ def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic:
         elif isinstance(first, int) and not isinstance(first, bool) and all(type(v) is int for v in values):
             if len(set(values)) > 1:
                 result.sizes[InputDim(index, None)] = tuple(values)
-        elif any(type(v) is not type(first) or not _is_equal(v, first) for v in values):
+        elif not all(is_same_constant(v, first) for v in values):
             kinds = ", ".join(dict.fromkeys(f"{v!r} ({type(v).__name__})" for v in values))
-            msg = (
+            raise ModelError(
                 f"input {name!r} differs between the tracing inputs ({kinds}), but only integers and dims of tensors "
                 "can be dynamic. Make it a tensor, or compile once for each value."
             )
-            raise ModelError(msg)
     if result.sizes and not dynamic:
         shown = "; ".join(f"{result.label(s)}: {', '.join(map(str, v))}" for s, v in result.sizes.items())
-        msg = f"the inputs differ ({shown}), but dynamic=False makes every dim static. Give inputs of one shape."
-        raise ModelError(msg)
+        raise ModelError(
+            f"the inputs differ ({shown}), but dynamic=False makes every dim static. Give inputs of one shape."
+        )
     return result
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    return a is b or bool(a == b) or (a != a and b != b)  # noqa: PLR0124 - NaN
 
 
 def _compare_tensors(result: InputComparison, index: int, name: str, values: list[Any], *, marks_count: bool) -> None:
@@ -83,11 +80,10 @@ def _compare_tensors(result: InputComparison, index: int, name: str, values: lis
         for v in values
     }
     if len(kinds) > 1:
-        msg = (
+        raise ModelError(
             f"input {name!r} is {' and '.join(kinds.values())} in the tracing inputs. Use one dtype and one "
             "number of dims for it."
         )
-        raise ModelError(msg)
     marked = set().union(*(getattr(v, "_dynamo_dynamic_indices", set()) for v in values if marks_count))
     for dim in range(first.dim()):
         lengths = tuple(v.shape[dim] for v in values)

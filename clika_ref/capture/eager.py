@@ -22,6 +22,7 @@ from clika_ref.capture.saved_tensors import SavedTensor, is_same, narrow_to_stor
 from clika_ref.capture.state import collect_state
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ModelError
+from clika_ref.core.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,10 @@ class _WriteRecorder(TorchDispatchMode):
         """Reject replaced ``.data`` of parameters and buffers, unless it holds the same elements."""
         for name, (tensor, data) in self._tensors.items():
             if storage_id(tensor) != storage_id(data) and not is_same(tensor, data):
-                msg = (
+                raise ModelError(
                     f"forward assigns to the .data of {name!r}, which a graph cannot represent. Write to it in place: "
                     f"with torch.no_grad(): self.{name}.copy_(...)"
                 )
-                raise ModelError(msg)
 
     def state(self, before: ModuleSnapshot) -> dict[str, torch.Tensor]:
         """Return the values of parameters and buffers that were rebound or written to, that is, that changed.
@@ -229,11 +229,10 @@ class _WriteRecorder(TorchDispatchMode):
         """
         for name, old, new in self._pairs():
             if new is not old and can_assign(old, new) and narrow_to_stored(old) is not old:
-                msg = (
+                raise ModelError(
                     f"forward assigns to {name!r}, which was registered as an expanded tensor: its elements share "
                     "memory, and a graph cannot write to it. Register a copy of it: tensor.clone(), or contiguous()."
                 )
-                raise ModelError(msg)
         buffers = [t for t in before.tensors if t.is_state and not isinstance(t.tensor, torch.nn.Parameter)]
         # _WriteRecorder watches parameters itself.
         changed = {id(buffer.tensor) for buffer in buffers if buffer.is_changed()}
@@ -271,7 +270,7 @@ class _WriteRecorder(TorchDispatchMode):
 
 
 def _format_type(tensor: torch.Tensor | None) -> str:
-    return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return "nothing" if tensor is None else str(TensorType.of(tensor))
 
 
 @contextlib.contextmanager

@@ -30,7 +30,6 @@ from clika_ref.capture.autocast_casts import (
 )
 from clika_ref.capture.decomposition import UNDECLARED_REASON, decompose
 from clika_ref.capture.messages import UnsupportedCall
-from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.origins import origin_of
 from clika_ref.capture.surrounding_autocast import surrounding_autocast
 from clika_ref.capture.symbols import SymbolTable
@@ -48,6 +47,10 @@ OperatorFallback = Callable[[torch._ops.OpOverload], Operator | None]
 """Finds an operator for an ATen call that no plugin declares (torchlib), or None."""
 
 NO_OPERATOR_REASON = f"{UNDECLARED_REASON} and PyTorch no decomposition"
+
+
+STATISTICS_UPDATES = {3: "running_mean_update", 4: "running_var_update"}
+"""Operators that update the running statistics, by their positions among operands of batch_norm and instance_norm."""
 
 
 class Importer:
@@ -130,8 +133,7 @@ class Importer:
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._import_region(node, target)
         if not isinstance(target, torch._ops.OpOverload):
-            msg = f"no operator is declared for {target}"
-            raise ModelError(msg)
+            raise ModelError(f"no operator is declared for {target}")
         args = self._entries(node.args)
         kwargs = {k: self._entries(v) for k, v in node.kwargs.items()}
         if self.aliases.is_noop(node):
@@ -147,11 +149,10 @@ class Importer:
         self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, *, is_written: bool = False
     ) -> Any:
         if target is aten.as_strided.default and not is_contiguous_at_start(node.args[0]):
-            msg = (
+            raise ModelError(
                 "as_strided of a view that is not contiguous reads memory that is not in the graph. Use indexing "
                 "instead."
             )
-            raise ModelError(msg)
         if target.overloadpacket is aten.squeeze:
             fake = node.all_input_nodes[0].meta["val"]
             self.table.require_not_one(fake, find_squeezed_dims(fake.dim(), *args[1:]), self.origin.line)
@@ -173,11 +174,10 @@ class Importer:
             k for k, v in attrs.items() if any(isinstance(leaf, Value | TracedFloat) for leaf in pytree.tree_leaves(v))
         ]
         if read:
-            msg = (
+            raise ModelError(
                 f"{read[0]} is read from a tensor, as by item(), but it must be a constant in the graph. Use the "
                 "tensor itself."
             )
-            raise ModelError(msg)
         return self._add(node, op, tuple(call.operands), attrs, is_written=is_written)
 
     def _add(
@@ -219,8 +219,7 @@ class Importer:
 
     def _write(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
         if not all(isinstance(destination, TracedTensor) for destination in written):
-            msg = f"{target} writes to a value that is not a tensor of the graph"
-            raise ModelError(msg)
+            raise ModelError(f"{target} writes to a value that is not a tensor of the graph")
         if target.overloadpacket is aten.copy_:
             made = args[1]
         else:
@@ -252,8 +251,15 @@ class Importer:
 
     def _update_statistics(self, name: str, operands: Sequence[Any], attrs: Mapping[str, Any], args: Any) -> None:
         """Write the running statistics of batch and instance norm in training, as traces do not show these writes."""
-        for position, update in running_statistics(name, operands, attrs, self.builder()):
-            self.aliases.write(args[position], self._cast_and_expand(update, operands[position].type))
+        per_instance = name == "instance_norm"
+        is_active = attrs["use_input_stats"] if per_instance else attrs["training"]
+        if not is_active or not all(isinstance(operands[position], Value) for position in STATISTICS_UPDATES):
+            return
+        options = {"momentum": attrs["momentum"], "per_instance": per_instance}
+        for position, update in STATISTICS_UPDATES.items():
+            old = operands[position]
+            new = self.builder()(update, operands[0], old, types=(old.type,), **options)
+            self.aliases.write(args[position], self._cast_and_expand(new, old.type))
 
     # Regions and decompositions
 
@@ -270,16 +276,14 @@ class Importer:
                 self.autocast = self.autocast or ""
                 region = (kind, dtype, cache) if enabled else None
         else:
-            msg = (
+            raise ModelError(
                 f"control flow ({target.name()}) is not supported yet. Use torch.where on both results, or compile "
                 "each branch separately."
             )
-            raise ModelError(msg)
         with self._use_regions(region, unrecorded):
             results = self._inline(inner, operands)
         if len(self.unsupported) > known:
-            msg = "calls inside it could not be imported"
-            raise ModelError(msg)
+            raise ModelError("calls inside it could not be imported")
         if not detached:
             return results
         outer = set(map(id, unrecorded))  # these keep their history, even if they are written to
@@ -307,12 +311,9 @@ class Importer:
         return TracedTensor(stopped, entry.memory, entry.version, entry, view, (value.type,))
 
     def _inline(self, program: fx.GraphModule, operands: Sequence[Any]) -> Any:
+        """Import a nested program without logging its nodes."""
         for placeholder, entry in zip(program.graph.find_nodes(op="placeholder"), operands, strict=True):
             self._env[placeholder] = entry
-        return self.run_quietly(program)
-
-    def run_quietly(self, program: fx.GraphModule) -> Any:
-        """Import a nested program without logging its nodes."""
         detail, self.detail = self.detail, lambda _: None
         try:
             return self.run(program)
@@ -324,7 +325,7 @@ class Importer:
         found = decompose(node, target, region)
         if found is None:
             raise ModelError(NO_OPERATOR_REASON)
-        program, operands = found.program, found.operands
+        program, operands = found
         for inner in program.graph.nodes:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
@@ -336,8 +337,7 @@ class Importer:
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # report the outer call, which the user wrote
             del self.unsupported[known:]
-            msg = f"{UNDECLARED_REASON}, and its decomposition needs {', '.join(inner)}"
-            raise ModelError(msg)
+            raise ModelError(f"{UNDECLARED_REASON}, and its decomposition needs {', '.join(inner)}")
         return self._adopt_results(results, node.meta["val"], [n.meta["val"] for n in operands])
 
     def _adopt_results(self, results: Any, fakes: Any, operands: list[Any]) -> Any:
@@ -361,8 +361,7 @@ class Importer:
     def _entries(self, arg: Any) -> Any:
         if isinstance(arg, fx.Node):
             if arg not in self._env:
-                msg = f"it needs the result of {arg.target}, which could not be imported"
-                raise ModelError(msg)
+                raise ModelError(f"it needs the result of {arg.target}, which could not be imported")
             return self._env[arg]
         if isinstance(arg, tuple | list):
             return tuple(map(self._entries, arg))

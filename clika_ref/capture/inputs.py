@@ -59,8 +59,9 @@ def make_calls(
     assert inputs is not None
     calls = [make_call(callee, element, transform, forward_fn, number) for number, element in enumerate(inputs, 1)]
     if not calls:
-        msg = "the tracing inputs have no elements. Give at least one; two that differ in a dim make that dim dynamic."
-        raise ModelError(msg)
+        raise ModelError(
+            "the tracing inputs have no elements. Give at least one; two that differ in a dim make that dim dynamic."
+        )
     return calls
 
 
@@ -73,11 +74,10 @@ def check_iterable(inputs: Any, name: str = "inputs") -> None:
     iterable = hasattr(type(inputs), "__iter__") or hasattr(type(inputs), "__getitem__")
     if not iterable or isinstance(inputs, torch.Tensor | Mapping | str):
         given = "None" if inputs is None else f"a {type(inputs).__name__}"
-        msg = (
+        raise ModelError(
             f"{name} are {given}. Give a list with one element for each call, for example [x] or [(x, mask), (y, "
             "mask)]."
         )
-        raise ModelError(msg)
 
 
 @contextlib.contextmanager
@@ -98,11 +98,10 @@ def check_weights(module: torch.nn.Module) -> None:
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
-            msg = (
+            raise ModelError(
                 f"weight {name!r} has no shape yet. Call the model once, so that lazy modules are initialized, then "
                 "compile."
             )
-            raise ModelError(msg)
         check_tensor(tensor, f"weight {name!r}")
 
 
@@ -123,11 +122,11 @@ def make_call(
         packed = ModelCall(clika_move_to_device(packed.args, device), clika_move_to_device(packed.kwargs, device))
     if forward_fn is not None:
         with _add_error_context("forward_fn", number):
-            call = record_call(callee, packed, forward_fn)
-    else:
-        call = packed
-    _check_tensors(call)
-    return call
+            packed = record_call(callee, packed, forward_fn)
+    for leaf in pytree.tree_leaves((packed.args, packed.kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            check_tensor(leaf, "an input")
+    return packed
 
 
 def pack_arguments(parameters: inspect.Signature, element: Any) -> ModelCall:
@@ -199,17 +198,10 @@ def record_call(callee: TracedCallable, packed: ModelCall, forward_fn: ForwardFn
     except _CallSeenError:
         assert recorder.call is not None
         return recorder.call
-    msg = (
+    raise ModelError(
         f"forward_fn {forward_fn!r} returned without calling the model. It is called as forward_fn(model, args, "
         "kwargs), and must call the model."
     )
-    raise ModelError(msg)
-
-
-def _check_tensors(call: ModelCall) -> None:
-    for leaf in pytree.tree_leaves((call.args, call.kwargs)):
-        if isinstance(leaf, torch.Tensor):
-            check_tensor(leaf, "an input")
 
 
 def check_tensor(tensor: torch.Tensor, where: str) -> None:
@@ -219,13 +211,11 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
         ModelError: the tensor is sparse, quantized, or on the meta device.
     """
     if tensor.is_meta:
-        msg = (
+        raise ModelError(
             f"{where} is on the device 'meta', where tensors have no elements. Create it on a real device; for a "
             "model, use model.to_empty(device='cpu') and load_state_dict."
         )
-        raise ModelError(msg)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else f"sparse ({tensor.layout})"
         remedy = "dequantize()" if tensor.is_quantized else "to_dense()"
-        msg = f"{where} is a {kind} tensor of shape {list(tensor.shape)}. Call .{remedy} on it first."
-        raise ModelError(msg)
+        raise ModelError(f"{where} is a {kind} tensor of shape {list(tensor.shape)}. Call .{remedy} on it first.")

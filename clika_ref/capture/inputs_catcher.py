@@ -31,8 +31,9 @@ def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Ne
         placement = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        msg = f'clika_move_to_device(..., {device!r}): not a device ({reason}). Write for example "cpu" or "cuda:0".'
-        raise ModelError(msg) from error
+        raise ModelError(
+            f'clika_move_to_device(..., {device!r}): not a device ({reason}). Write for example "cpu" or "cuda:0".'
+        ) from error
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.nn.Module | type) or not callable(getattr(leaf, "to", None)):
@@ -44,8 +45,9 @@ def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Ne
             description = (
                 f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
             )
-            msg = f"cannot move {description} to {str(placement)!r}: {reason}. Choose a device that this machine has."
-            raise ModelError(msg) from error
+            raise ModelError(
+                f"cannot move {description} to {str(placement)!r}: {reason}. Choose a device that this machine has."
+            ) from error
 
     return _rebuild(nested, move, {})
 
@@ -128,8 +130,7 @@ class InputsCatcher:
         """
         self.uninstall()
         if not self._calls:
-            msg = f"{self._name} was not called, so no inputs were caught. Run the pipeline first."
-            raise ModelError(msg)
+            raise ModelError(f"{self._name} was not called, so no inputs were caught. Run the pipeline first.")
         return [_as_element(args, kwargs) for args, kwargs in self._calls]
 
     def uninstall(self) -> None:
@@ -145,19 +146,17 @@ class InputsCatcher:
                 lambda _, args, kwargs: self._record(args, kwargs), prepend=True, with_kwargs=True
             ).remove
         if isinstance(getattr(target, "clika_inputs_catcher", None), InputsCatcher):
-            msg = (
+            raise ModelError(
                 f"the inputs of {target.__qualname__} are already being caught. Call the first catcher before you "
                 "install another."
             )
-            raise ModelError(msg)
         owner = getattr(target, "__self__", None)
         if not isinstance(target, types.MethodType) or isinstance(owner, type):
             kind = "a class" if isinstance(target, type) else f"a {type(target).__name__}"
-            msg = (
+            raise ModelError(
                 f"cannot catch the inputs of {target!r}: it is {kind}. Pass a module, or a method of an object such "
                 "as vae.decode."
             )
-            raise ModelError(msg)
         return target.__func__.__qualname__, self._wrap(owner, target)
 
     def _wrap(self, owner: Any, method: types.MethodType) -> Callable[[], None]:
@@ -172,10 +171,9 @@ class InputsCatcher:
         is_method = getattr(owner, name, None) == method  # false if a decorator changed the method's name
         obstacle = _set(owner, name, record_call) if is_method else f"its object does not have it as {name!r}"
         if obstacle is not None:
-            msg = (
+            raise ModelError(
                 f"cannot catch the inputs of {method.__func__.__qualname__}: {obstacle}. Pass the module that it calls."
             )
-            raise ModelError(msg)
 
         def restore() -> None:
             if before is None:

@@ -66,7 +66,8 @@ class ProgramImporter:
         self.graph = Graph(name)
         self.table = SymbolTable(self.graph)
         module = traced.callee.module
-        device = next((t.device for t in [*module.parameters(), *module.buffers()]), None) or _input_device(traced)
+        inputs = (leaf for leaf in traced.comparison.calls[0] if isinstance(leaf, torch.Tensor))
+        device = next((t.device for t in (*module.parameters(), *module.buffers(), *inputs)), None)
         self.importer = Importer(self.graph, self.table, registry, fallback, device)
         self.importer.detail = detail
         self.roots: dict[str, TracedTensor] = {}
@@ -98,11 +99,10 @@ class ProgramImporter:
         written = {self.graph.aliases.get(name, name) for name in self.traced.written}
         missing = sorted(written - self.graph.state.keys())
         if missing:
-            msg = (
+            raise MismatchError(
                 f"forward writes to {', '.join(missing)} in a way that this trace does not record, such as through "
                 f".data. Write in place: with torch.no_grad(): self.{missing[0]}.copy_(...)"
             )
-            raise MismatchError(msg)
 
     def _declare_state(self) -> None:
         """Register every parameter and buffer, used or not, under its qualified name; tied ones only once."""
@@ -170,19 +170,19 @@ class ProgramImporter:
                 msg += " Draw without a generator: torch.manual_seed seeds the random numbers of a compiled module."
             raise ModelError(msg)
         if isinstance(data, FakeTensor):
-            msg = f"the tracer treated a result of the model as a constant ({tuple(data.shape)} in {target})"
-            raise MismatchError(msg)
+            raise MismatchError(
+                f"the tracer treated a result of the model as a constant ({tuple(data.shape)} in {target})"
+            )
         return self.graph.add_constant(data.detach(), f"{LIFTED_PREFIX}{target}")
 
     def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:
         first = self.traced.expected[0]
         names = leaf_names(first.structure.unflatten(first.leaves))
         if len(outputs) != len(names):
-            msg = (
+            raise MismatchError(
                 f"the model returns {len(names)} values for input 1, but {len(outputs)} for the traced input. Return "
                 "a fixed number of values."
             )
-            raise MismatchError(msg)
         described = [self._output(entry, name) for entry, name in zip(outputs, names, strict=True)]
         return Signature(
             self.traced.parameters,
@@ -199,8 +199,7 @@ class ProgramImporter:
             self.graph.add_output(self.importer.value_of(entry))
             return OutputLeaf(len(self.graph.outputs) - 1, name=name)
         if self._is_read_from_tensor(entry):
-            msg = f"forward returns {entry}, a number read from a tensor. Return that tensor instead."
-            raise ModelError(msg)
+            raise ModelError(f"forward returns {entry}, a number read from a tensor. Return that tensor instead.")
         return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
 
     def _is_read_from_tensor(self, entry: Any) -> bool:
@@ -220,7 +219,3 @@ class ProgramImporter:
             if mode is not None:
                 return mode.shape_env
         return None
-
-
-def _input_device(traced: TracedCalls) -> torch.device | None:
-    return next((leaf.device for leaf in traced.comparison.calls[0] if isinstance(leaf, torch.Tensor)), None)

@@ -98,10 +98,7 @@ class Signature:
 
         Other arguments are rejected, but callers that see ``**kwargs`` pass them, as the trainer of transformers does.
         """
-        known = self.parameters.parameters
-        extra = [name for name in self.arguments if name not in known]
-        own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
-        return inspect.Signature([*own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in extra)])
+        return spell_out_keywords(self.parameters, self.arguments)
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the leaves of a call, in the order of ``leaves``.
@@ -123,17 +120,15 @@ class Signature:
         for name, value in given.items():
             default = self.parameters.parameters.get(name)
             if default is not None and isinstance(default.default, UnsavedDefault):
-                msg = (
+                raise ModelError(
                     f"argument {name!r} was omitted when the model was compiled, and its default {default.default} is "
                     "not stored in a copied or saved model. Omit it, or include it in the tracing inputs."
                 )
-                raise ModelError(msg)
-            if default is None or not _is_same(value, default.default):
-                msg = (
+            if default is None or not is_same_constant(value, default.default):
+                raise ModelError(
                     f"argument {name!r} was omitted when the model was compiled. To use it, include it in the tracing "
                     "inputs."
                 )
-                raise ModelError(msg)
         return flat
 
     def graph_inputs(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
@@ -145,19 +140,19 @@ class Signature:
         tensors: list[torch.Tensor] = []
         for leaf, value in zip(self.leaves, leaves, strict=True):
             if isinstance(leaf, ConstantLeaf):
-                if not _is_same(value, leaf.value):
-                    msg = (
+                if not is_same_constant(value, leaf.value):
+                    raise ModelError(
                         f"argument {leaf.name!r} is {value!r}, but the graph was compiled for {leaf.value!r}. Compile "
                         "again with that value, or give tracing inputs with several integers."
                     )
-                    raise ModelError(msg)
             elif isinstance(leaf, NumberLeaf) and isinstance(value, int):
                 tensors.append(torch.tensor(value))
             elif isinstance(value, torch.Tensor):
                 tensors.append(value)
             else:
-                msg = f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}, but the model expects a tensor."
-                raise ModelError(msg)
+                raise ModelError(
+                    f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}, but the model expects a tensor."
+                )
         return tensors
 
     def unflatten(self, results: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
@@ -193,15 +188,23 @@ class Signature:
     def _default(self, name: str) -> Any:
         parameter = self.parameters.parameters.get(name)
         if parameter is None or parameter.default is inspect.Parameter.empty:
-            msg = f"argument {name!r} is missing. The model was compiled for forward({', '.join(self.arguments)})."
-            raise ModelError(msg)
+            raise ModelError(
+                f"argument {name!r} is missing. The model was compiled for forward({', '.join(self.arguments)})."
+            )
         if isinstance(parameter.default, UnsavedDefault) and name in self.arguments:
-            msg = (
+            raise ModelError(
                 f"argument {name!r} is missing, and its default {parameter.default} is not stored in a copied or "
                 "saved model. Pass it."
             )
-            raise ModelError(msg)
         return parameter.default
+
+
+def spell_out_keywords(parameters: inspect.Signature, arguments: Sequence[str]) -> inspect.Signature:
+    """Return a signature without ``**kwargs``, with a keyword-only parameter for each argument that it collects."""
+    known = parameters.parameters
+    own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in arguments if n not in known]
+    return inspect.Signature([*own, *extra])
 
 
 def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,8 +217,7 @@ def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[s
         bound = parameters.bind(*args, **kwargs)
     except TypeError as error:
         shown = [type(a).__name__ for a in args] + [f"{k}: {type(v).__name__}" for k, v in kwargs.items()]
-        msg = f"inputs ({', '.join(shown)}) do not match forward{parameters}: {error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"inputs ({', '.join(shown)}) do not match forward{parameters}: {error}") from error
     given: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if parameters.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
@@ -236,18 +238,13 @@ def nest(arguments: Sequence[str], specs: Sequence[pytree.TreeSpec], leaves: Seq
 
 def as_call(parameters: inspect.Signature, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return named arguments as args and kwargs, in the order of the signature, positional if possible."""
-    bound = inspect.BoundArguments(parameters, regroup(parameters, given))  # type: ignore[arg-type]
-    return bound.args, bound.kwargs
-
-
-def regroup(parameters: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Put extra keyword arguments back under the name of the ``**kwargs`` parameter; the inverse of `bind`."""
     known = {n: given[n] for n in parameters.parameters if n in given}
     extra = {n: v for n, v in given.items() if n not in parameters.parameters}
-    if extra:
+    if extra:  # collected by ``**kwargs``, which `bind` has spread
         catch_all = next(n for n, p in parameters.parameters.items() if p.kind is p.VAR_KEYWORD)
         known[catch_all] = extra
-    return known
+    bound = inspect.BoundArguments(parameters, known)  # type: ignore[arg-type]
+    return bound.args, bound.kwargs
 
 
 def flatten_call(
@@ -298,7 +295,7 @@ def _key_text(key: Any) -> str:
     return str(key)
 
 
-def _is_same(value: Any, traced: Any) -> bool:
+def is_same_constant(value: Any, traced: Any) -> bool:
     """Whether a constant is the traced one: ``1``, ``1.0`` and ``True`` are three constants, NaN equals itself."""
     if value is traced:
         return True

@@ -135,8 +135,7 @@ class SymbolTable:
             ModelError: the expression contains such a number.
         """
         if isinstance(item, sympy.Basic) and not item.free_symbols <= set(self.known_symbols.values()):
-            msg = f"it uses {item}, a number read from a tensor, as by item(). Use the tensor itself."
-            raise ModelError(msg)
+            raise ModelError(f"it uses {item}, a number read from a tensor, as by item(). Use the tensor itself.")
 
     def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
         """Return every relation between sizes that the trace relies on."""
@@ -204,11 +203,10 @@ def _replace_bit_masks(expr: Any) -> Any:
     if masked is not None:
         return masked
     shown = f" {sign} ".join(f"({a})" if a.args else str(a) for a in args)
-    msg = (
+    raise ModelError(
         f"it uses {shown} of sizes, but only masks of the lowest bits (n & 1, n & 3, n & 7, ...) and of all others (n "
         "& ~7) are supported. Write it with + - * // % min max."
     )
-    raise ModelError(msg)
 
 
 def _apply_bit_mask(whole: sympy.Basic, mask: int) -> Any:

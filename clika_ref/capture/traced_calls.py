@@ -90,11 +90,10 @@ def flatten_calls(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic
     for number, other in enumerate(flat[1:], 2):
         if other[:2] != (arguments, specs):
             given, expected = (dict(zip(*call, strict=True)) for call in (other[:2], (arguments, specs)))
-            msg = (
+            raise ModelError(
                 f"input {number} has a different structure than input 1: {given} instead of {expected}. Give inputs of "
                 "one structure."
             )
-            raise ModelError(msg)
     comparison = compare_inputs(names, [leaves for *_, leaves in flat], dynamic=dynamic)
     runs = [_run_original(callee, call, number) for number, call in enumerate(calls, 1)]
     return TracedCalls(callee, comparison, arguments, specs, runs)
@@ -109,8 +108,7 @@ def _flatten(
         stray = _suggest_arguments(callee, call)
         if not stray:
             raise
-        msg = f"{error}{stray}"
-        raise ModelError(msg) from error
+        raise ModelError(f"{error}{stray}") from error
 
 
 def _suggest_arguments(callee: TracedCallable, call: ModelCall) -> str:

@@ -111,10 +111,9 @@ def _compute_float(function: str, args: Sequence[Any], build: Builder) -> Traced
     given = [arg for arg in args if arg is not None]
     op = build.operators.get(FLOAT_OPERATORS.get(function, ""))
     if op is None or len(given) > len(op.operands):
-        msg = (
+        raise ModelError(
             f"{function} of a number that is read from a tensor, as by item(), is not supported. Use the tensor itself."
         )
-        raise ModelError(msg)
     operands = [_operand(arg, build, literal=p.literal) for arg, p in zip(given, op.operands, strict=True)]
     return TracedFloat(build(op, *operands, types=(PYTHON_FLOAT_TYPE,)))
 

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO, cast
 
 import torch
@@ -43,12 +44,10 @@ class Tracer:
     oblivious: bool
 
 
-def _export(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
-    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
-
-
-def _dynamo(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
-    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=True)
+def _export(
+    module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes, *, strict: bool = False
+) -> torch.export.ExportedProgram:
+    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
 
 
 def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
@@ -78,11 +77,10 @@ def _reject_hashing() -> Iterator[None]:
 
 
 def _raise_unhashable(traced: torch.fx.Proxy) -> int:
-    msg = (
+    raise TypeError(
         f"{traced} is looked up in a set, a dict or a cache, but its value is not known during tracing. Compare it "
         "with each value instead (x.shape[0] == 1 or x.shape[0] == 7), or make this dim static."
     )
-    raise TypeError(msg)
 
 
 class _RejectRandomCalls(TorchDispatchMode):
@@ -90,8 +88,7 @@ class _RejectRandomCalls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags:
-            msg = f"{func} draws random numbers, which a symbolic trace would record as constants"
-            raise TraceError(msg)
+            raise TraceError(f"{func} draws random numbers, which a symbolic trace would record as constants")
         return func(*args, **(kwargs or {}))
 
 
@@ -100,15 +97,14 @@ class _RejectGradModes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled and not (args[0] and torch.is_grad_enabled()):
-            msg = "gradients are switched on or off for a region, which a symbolic trace does not record"
-            raise TraceError(msg)
+            raise TraceError("gradients are switched on or off for a region, which a symbolic trace does not record")
         return func(*args, **(kwargs or {}))
 
 
 TRACERS: tuple[Tracer, ...] = (
     Tracer("torch.export", _export, oblivious=True),
     Tracer("torch.export, sizes 0 and 1 special", _export, oblivious=False),
-    Tracer("dynamo", _dynamo, oblivious=True),
+    Tracer("dynamo", partial(_export, strict=True), oblivious=True),
     Tracer("torch.fx.symbolic_trace", _symbolic_trace, oblivious=True),
 )
 """Oblivious first: the plain mode rejects resnet18 at 32 x 32, but serves models that the other cannot."""
@@ -123,8 +119,9 @@ def trace(
     tracer: Tracer, module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes
 ) -> torch.export.ExportedProgram:
     """Trace a module with one tracer; errors are the tracer's own."""
+    config: Any = symbol_config  # PyTorch replaces the type of this module on import
     with (
-        _configure_small_sizes(tracer),
+        config.patch(backed_size_oblivious=tracer.oblivious),
         _use_traceable_transformers(),
         record_model_lines(__file__),
         replace_composites(),
@@ -134,11 +131,6 @@ def trace(
         _silence_tracers(),
     ):
         return tracer.run(module, call, shapes)
-
-
-def _configure_small_sizes(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
-    config: Any = symbol_config  # PyTorch replaces the type of this module on import
-    return config.patch(backed_size_oblivious=tracer.oblivious)
 
 
 @contextlib.contextmanager

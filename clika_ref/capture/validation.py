@@ -86,8 +86,7 @@ class Validation:
             if problem is not None:
                 for g in excused:
                     self._require_guard(g, sizes)
-                msg = f"the traced graph disagrees with eager on input {number}: {problem}"
-                raise MismatchError(msg)
+                raise MismatchError(f"the traced graph disagrees with eager on input {number}: {problem}")
         self._require_excused_agree(excused, sizes)
         for g in excused:
             self._drop(g)
@@ -104,8 +103,7 @@ class Validation:
             try:
                 check_inputs(self.result.graph, self.result.signature.graph_inputs(call))
             except ModelError as error:
-                msg = f"the traced graph rejects input {number}: {error}"
-                raise MismatchError(msg) from error
+                raise MismatchError(f"the traced graph rejects input {number}: {error}") from error
 
     def _note_examples(self) -> None:
         sizes = self._sizes(self.leaves)
@@ -131,8 +129,7 @@ class Validation:
                 label = self.traced.comparison.label(dim)
                 given = ", ".join(map(str, dict.fromkeys(self.traced.comparison.sizes[dim])))
                 why = self._guards_on(dim)
-                msg = f"{label} has the lengths {given} in the inputs, but the model fixes it{why}"
-                raise MismatchError(msg)
+                raise MismatchError(f"{label} has the lengths {given} in the inputs, but the model fixes it{why}")
 
     def _guards_on(self, dim: InputDim) -> str:
         name = self.traced.comparison.names[dim.leaf]

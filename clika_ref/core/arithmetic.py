@@ -63,13 +63,11 @@ class Arithmetic:
     def __post_init__(self) -> None:
         unknown = [kind for kind in self.kinds if kind not in ROUNDING_KINDS]
         if unknown:
-            msg = (
+            raise TargetError(
                 f"{self}: unknown rounding error {', '.join(map(repr, unknown))}. Choose from "
                 f"{', '.join(ROUNDING_KINDS)}."
             )
-            raise TargetError(msg)
         formats = (self.dtype, self.compute, self.accumulate)
         wrong = [f for f in formats if isinstance(f, torch.dtype) and not f.is_floating_point]
         if wrong:
-            msg = f"{self}: {', '.join(map(str, wrong))} does not round. Use floating-point dtypes only."
-            raise TargetError(msg)
+            raise TargetError(f"{self}: {', '.join(map(str, wrong))} does not round. Use floating-point dtypes only.")

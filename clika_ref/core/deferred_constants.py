@@ -53,7 +53,7 @@ def make_source_constant(data: torch.Tensor, name: str) -> Value:
         data: the elements, of any shape; the type of the constant has the same dtype and shape.
         name: the name of the constant.
     """
-    return Value(TensorType(data.dtype, tuple(data.shape)), name, data=data)
+    return Value(TensorType.of(data), name, data=data)
 
 
 def transpose_weight(weight: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -79,8 +80,7 @@ def _run_node(
     try:
         result = node.op(*operands, **attrs)
     except Exception as error:
-        msg = f"{node!r} in {node.origin}: execution failed: {error}"
-        raise ClikaError(msg) from error
+        raise ClikaError(f"{node!r} in {node.origin}: execution failed: {error}") from error
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
@@ -92,11 +92,6 @@ def to_fx(graph: Graph) -> fx.Graph:
     a graph loaded from a file may contain arbitrary names.
     """
     return _FxWriter(graph).write()
-
-
-def device_of(tensor: torch.Tensor) -> torch.device:
-    """Return the device of a tensor of any shape (a function, so that FX can call it)."""
-    return tensor.device
 
 
 def snapshot_state(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - FX passes it by position
@@ -175,13 +170,13 @@ class _FxWriter:
             if not node.op.returns_tuple:
                 self.nodes[value] = call
             elif value.use_count or value.name in self.symbols_by_source:
-                self.nodes[value] = self.fx.call_function(_getitem, (call, value.index))
+                self.nodes[value] = self.fx.call_function(operator.getitem, (call, value.index))
             self._bind(value)
 
     def _device(self) -> fx.Node:
         if self.device is None:
             anchor = next(iter([*self.graph.inputs, *self.graph.constants.values()]))
-            self.device = self.fx.call_function(device_of, (self._value(anchor),))
+            self.device = self.fx.call_function(getattr, (self._value(anchor), "device"))
         return self.device
 
     def _argument(self, item: Any) -> Any:
@@ -199,7 +194,3 @@ class _FxWriter:
         if expr not in self.sizes:
             self.sizes[expr] = self.fx.call_function(expr_to_function(expr), tuple(map(self._size, expr.args)))
         return self.sizes[expr]
-
-
-def _getitem(results: Sequence[torch.Tensor], index: int) -> torch.Tensor:
-    return results[index]

@@ -11,6 +11,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.symbols import Guard, evaluate
+from clika_ref.core.types import TensorType
 
 
 def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
@@ -38,7 +39,7 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
 def _check_type(value: Value, tensor: torch.Tensor) -> None:
     """Check the rank and the dtype of an input."""
     if tensor.dim() != value.type.rank or tensor.dtype != value.type.dtype:
-        msg = f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph."
+        msg = f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph."
         if tensor.is_floating_point() and value.type.dtype.is_floating_point and tensor.dtype != value.type.dtype:
             msg += (
                 " A graph computes in the dtypes that it was traced with: convert this input, or convert the "
@@ -55,7 +56,7 @@ def _check_dims(value: Value, tensor: torch.Tensor, sizes: Mapping[str, int]) ->
             continue
         is_static = isinstance(expected, int)
         msg = (
-            f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph: dim "
+            f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph: dim "
             f"{dim} must be {expected if is_static else f'{expected} = {size}'}. "
         )
         msg += (
@@ -96,7 +97,3 @@ def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
         return bool(evaluate(guard.relation, sizes))
     except (ArithmeticError, ValueError, TypeError):  # roots of negative numbers raise the latter two
         return False
-
-
-def _describe_tensor(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

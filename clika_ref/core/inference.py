@@ -39,8 +39,7 @@ def infer_types(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any])
     except Exception as error:
         shown = ", ".join(map(str, (*types, *(f"{k}={v}" for k, v in attrs.items()))))
         reason = str(error).splitlines()[0] if str(error) else repr(error)
-        msg = f"{op.name}({shown}): cannot infer the output type: {reason}"
-        raise PassError(msg) from error
+        raise PassError(f"{op.name}({shown}): cannot infer the output type: {reason}") from error
 
 
 def _type_key(item: Any) -> Any:
@@ -72,7 +71,7 @@ def _infer_static(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]
     ]
     if op.takes_device:
         attrs["device"] = torch.device("meta")
-    return tuple(TensorType(t.dtype, tuple(t.shape)) for t in _to_list(op(*tensors, **attrs)))
+    return tuple(TensorType.of(t) for t in _to_list(op(*tensors, **attrs)))
 
 
 def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
@@ -96,8 +95,7 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
     asked = [g for g in (*(g.expr for g in env.guards), *deferred) if g.xreplace(lengths) is not sympy.true]
     if asked:
         conditions = " and ".join(str(g.xreplace(own)) for g in asked)
-        msg = f"the type holds only if {conditions}. Declare the rule with @{op.name}.types."
-        raise PassError(msg)
+        raise PassError(f"the type holds only if {conditions}. Declare the rule with @{op.name}.types.")
     return tuple(TensorType(t.dtype, tuple(_translate_size(s, own) for s in t.shape)) for t in results)
 
 
@@ -129,8 +127,7 @@ def _translate_size(size: int | torch.SymInt, own: dict[sympy.Basic, sympy.Symbo
     expr = size.node.expr.xreplace(own)
     foreign = {s for s in expr.free_symbols if s not in own.values()}
     if foreign:
-        msg = f"a size depends on the data ({expr})"
-        raise PassError(msg)
+        raise PassError(f"a size depends on the data ({expr})")
     return int(expr) if isinstance(expr, sympy.Integer) else expr
 
 

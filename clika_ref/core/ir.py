@@ -151,7 +151,7 @@ class Node:
 
 def _type_of(tensor: torch.Tensor | None) -> TensorType:
     assert tensor is not None
-    return TensorType(tensor.dtype, tuple(tensor.shape))
+    return TensorType.of(tensor)
 
 
 def _format_operand(item: Any) -> str:
@@ -299,8 +299,7 @@ class Graph:
             if value._uses:
                 user, position = next(iter(value._uses))
                 reader = user if isinstance(user, Node) else f"output {position!r} of the graph"
-                msg = f"cannot erase {node!r}: {reader} still reads %{value.name}. Replace it there first."
-                raise PassError(msg)
+                raise PassError(f"cannot erase {node!r}: {reader} still reads %{value.name}. Replace it there first.")
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
                 del value._uses[Use(node, position)]
@@ -313,8 +312,9 @@ class Graph:
             PassError: the types differ.
         """
         if old.type != new.type:
-            msg = f"cannot replace {old!r} by {new!r}: their types differ. Replace a value by one of the same type."
-            raise PassError(msg)
+            raise PassError(
+                f"cannot replace {old!r} by {new!r}: their types differ. Replace a value by one of the same type."
+            )
         if old is new:
             return
         for user, position in old._uses:
@@ -350,8 +350,9 @@ class Graph:
         """
         value = self.constants[name]
         if value.use_count:
-            msg = f"remove_constant({name!r}): it is still read {value.use_count} times; replace it there first"
-            raise PassError(msg)
+            raise PassError(
+                f"remove_constant({name!r}): it is still read {value.use_count} times; replace it there first"
+            )
         del self.constants[name]
         self._names.pop(name, None)
         self.revision += 1

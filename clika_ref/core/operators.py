@@ -114,8 +114,9 @@ class Operator:
         missing = self.required - attrs.keys()
         if unknown or missing:
             problem = f"has no attribute {sorted(unknown)}" if unknown else f"requires the attribute {sorted(missing)}"
-            msg = f"operator {self.name}({', '.join(self.attributes)}) {problem}; it was called with {sorted(attrs)}."
-            raise PluginError(msg)
+            raise PluginError(
+                f"operator {self.name}({', '.join(self.attributes)}) {problem}; it was called with {sorted(attrs)}."
+            )
         absent = (None,) * sum(p.optional and not p.variadic for p in self.operands[len(operands) :])
         return Call((*operands, *absent), {**self.attributes, **attrs})
 
@@ -197,11 +198,10 @@ def _parse_schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...],
             if p.default is p.empty:
                 required.add(p.name)
         elif p.kind is p.VAR_KEYWORD:
-            msg = (
+            raise PluginError(
                 f"operator {reference.__qualname__}{inspect.signature(reference)}: **{p.name} is not supported. Write "
                 "each attribute as a parameter."
             )
-            raise PluginError(msg)
         else:
             kinds = set(re.findall(r"\w+", str(p.annotation)))  # a string, or a type without PEP 563
             literal = not kinds.isdisjoint({"Number", "int", "float", "bool"})
@@ -226,12 +226,11 @@ class _Binder:
         self.positions, self.leftover = rest[:count], rest[count:]
         missing = op.required - set(self.names)
         if len(self.positions) < sum(not p.optional for p in op.operands) or missing:
-            msg = (
+            raise PluginError(
                 f"operator {op.name}{inspect.signature(op.reference)}: the signature does not match "
                 f"{overload}{overload._schema}. Give its attributes ATen's names, or declare "
                 f"@{op.name}.from_torch({overload})."
             )
-            raise PluginError(msg)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Call:
         bound = dict(self.defaults)
@@ -239,11 +238,10 @@ class _Binder:
         bound.update(kwargs)
         for name in self.leftover:
             if name not in IGNORED_ARGUMENTS and bound[name] != self.defaults[name]:
-                msg = (
+                raise PluginError(
                     f"operator {self.operator.name}: the argument {name!r} is {bound[name]!r}, but the operator has "
                     f"no such attribute. Leave it at its default {self.defaults[name]!r}."
                 )
-                raise PluginError(msg)
         operands = [bound[name] for name in self.positions]
         if self.variadic:
             *single, many = operands

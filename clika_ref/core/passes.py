@@ -122,11 +122,10 @@ class Pipeline:
             if graph.revision == before:
                 return reports
         active = sorted({r.name for r in reports[-len(self.passes) :] if r.changed})
-        msg = (
+        raise PassError(
             f"the passes {active} still change the graph after {MAX_ROUNDS} rounds: each reverts changes of another. "
             "Remove one of them."
         )
-        raise PassError(msg)
 
     def _run_one(self, p: Pass, graph: Graph) -> PassReport:
         count, revision, start = len(graph), graph.revision, time.perf_counter()
@@ -174,8 +173,9 @@ def check_outputs(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[to
         try:
             torch.testing.assert_close(a, e, rtol=0.0, atol=slack, equal_nan=True)
         except AssertionError as error:
-            msg = f"pass {p.name}: it declares the error class {p.error}, but changed output {index}: {error}"
-            raise PassError(msg) from error
+            raise PassError(
+                f"pass {p.name}: it declares the error class {p.error}, but changed output {index}: {error}"
+            ) from error
 
 
 def sort_passes(passes: Sequence[Pass]) -> tuple[Pass, ...]:
@@ -190,9 +190,8 @@ def sort_passes(passes: Sequence[Pass]) -> tuple[Pass, ...]:
         ready = next((p for p in waiting.values() if not any(a in waiting for a in p.after)), None)
         if ready is None:
             requirements = "; ".join(f"{p.name} after {', '.join(p.after)}" for p in waiting.values())
-            msg = (
+            raise PassError(
                 f"cannot order the passes {', '.join(waiting)}: they form a cycle ({requirements}). Remove one `after`."
             )
-            raise PassError(msg)
         result.append(waiting.pop(ready.name))
     return tuple(result)

@@ -96,11 +96,10 @@ def load_registry(limit: str | None = None) -> Registry:
         names = [name.strip() for name in requested.split(",") if name.strip()]
         unknown = sorted(set(names) - {e.name for e in found})
         if unknown:
-            msg = (
+            raise PluginError(
                 f"cannot load the plugins in ${PLUGINS_VARIABLE}: {unknown} are not installed. Installed plugins: "
                 f"{[e.name for e in found]}."
             )
-            raise PluginError(msg)
         found = [e for e in found if e.name in names]
     return build_registry(_load_all(found))
 
@@ -131,11 +130,10 @@ def build_registry(plugins: Iterable[Plugin]) -> Registry:
     visualizers = collect_unique("visualizer", lambda p: ((v.name, v) for v in p.visualizers))
     if problems:
         shown = "\n".join(f"  {p}" for p in problems)
-        msg = (
+        raise PluginError(
             f"cannot combine the plugins:\n{shown}\nUninstall one of each, or list the plugins to load in "
             f"${PLUGINS_VARIABLE}."
         )
-        raise PluginError(msg)
     return Registry(plugins, operators, passes, targets, overloads, visualizers)
 
 
@@ -150,11 +148,10 @@ def _load_all(found: list[EntryPoint]) -> list[Plugin]:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything; all failures are reported
             problems.append(f"  {_describe_entry_point(entry)}: {type(error).__name__}: {error}")
     if problems:
-        msg = (
+        raise PluginError(
             f"cannot load {len(problems)} of {len(found)} plugins:\n" + "\n".join(problems) + "\n"
             f"Update or uninstall them, or list those to load in ${PLUGINS_VARIABLE}."
         )
-        raise PluginError(msg)
     return plugins
 
 
@@ -168,8 +165,7 @@ def _load(manager: pluggy.PluginManager, entry: EntryPoint) -> Plugin:
     level = getattr(module, "CLIKA_REF_API", None)
     if level != hooks.API_LEVEL:
         stated = "CLIKA_REF_API is not defined" if level is None else f"CLIKA_REF_API is {level!r}"
-        msg = f"{stated}, and this clika-ref supports {hooks.API_LEVEL}. Install a matching version."
-        raise PluginError(msg)
+        raise PluginError(f"{stated}, and this clika-ref supports {hooks.API_LEVEL}. Install a matching version.")
     manager.register(module, entry.name)
     manager.check_pending()
     parts: dict[str, tuple[Any, ...]] = {}
@@ -185,21 +181,21 @@ def _load(manager: pluggy.PluginManager, entry: EntryPoint) -> Plugin:
 def _check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
     for item in parts.get("operators", ()):
         if not isinstance(item, Operator):
-            msg = (
+            raise PluginError(
                 f"clika_ref_operators returned {item!r}, a {type(item).__name__}. Return operators, made by @operator."
             )
-            raise PluginError(msg)
     for item in parts.get("visualizers", ()):
         if not isinstance(item, Visualizer):
-            msg = f"clika_ref_visualizers returned {item!r}, a {type(item).__name__}; return instances of Visualizer"
-            raise PluginError(msg)
+            raise PluginError(
+                f"clika_ref_visualizers returned {item!r}, a {type(item).__name__}; return instances of Visualizer"
+            )
     for kind in ("passes", "visualizers"):
         for item in parts.get(kind, ()):
             if not isinstance(getattr(item, "name", None), str):
-                msg = f"clika_ref_{kind} returned {item!r}, which has no `name`. Return instances, not classes."
-                raise PluginError(msg)
+                raise PluginError(
+                    f"clika_ref_{kind} returned {item!r}, which has no `name`. Return instances, not classes."
+                )
     for item in parts.get("targets", ()):
         reason = invalid_target_reason(item)
         if reason is not None:
-            msg = f"clika_ref_targets returned {item!r}: {reason}"
-            raise PluginError(msg)
+            raise PluginError(f"clika_ref_targets returned {item!r}: {reason}")

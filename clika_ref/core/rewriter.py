@@ -114,8 +114,9 @@ def _apply_rule(
         return None
     replacements = tuple(answer) if isinstance(answer, tuple) else (answer,)
     if len(replacements) != len(node.outputs) or not all(isinstance(v, Value) for v in replacements):
-        msg = f"rule {r.name}: it returned {answer!r} for {node!r}. Return one value for each output, or Skip(reason)."
-        raise PassError(msg)
+        raise PassError(
+            f"rule {r.name}: it returned {answer!r} for {node!r}. Return one value for each output, or Skip(reason)."
+        )
     if not all(can_substitute(graph, old, new) for old, new in zip(node.outputs, replacements, strict=True)):
         return None
     made = list(takewhile(lambda step: step is not previous, graph.nodes_backward(node)))

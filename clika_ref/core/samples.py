@@ -171,11 +171,10 @@ def random_draw(random: Random) -> Draw:
             case TensorDescription():
                 return _draw_tensor(random, description)
             case _:
-                msg = (
+                raise TypeError(
                     f"draw(): {description!r} (a {type(description).__name__}) is not a description made by `s`. Pass "
                     "one, such as s.integers(1, 8)."
                 )
-                raise TypeError(msg)
 
     return draw
 

@@ -202,8 +202,7 @@ def expr_to_function(expr: sympy.Basic) -> Callable[..., Any]:
     for kind in type(expr).__mro__:
         if kind in SYMPY_TO_PYTHON:
             return SYMPY_TO_PYTHON[kind]
-    msg = (
+    raise ModelError(
         f"cannot evaluate the size expression {expr}: {type(expr).__name__} is not supported. Write this size with + "
         "- * // % min max or round, or make the dim static."
     )
-    raise ModelError(msg)

@@ -113,8 +113,7 @@ class Target(ABC):
         Raises:
             TargetError: the target has no format of its own, as by default, or cannot read the file.
         """
-        msg = f"open {path} for {self.name}: the target has no file format of its own. Give an ONNX file."
-        raise TargetError(msg)
+        raise TargetError(f"open {path} for {self.name}: the target has no file format of its own. Give an ONNX file.")
 
     def has_own_format(self) -> bool:
         """Return whether the target has a file format of its own: whether it overrides `open_file`."""

@@ -17,17 +17,17 @@ Dim: TypeAlias = "int | sympy.Expr"
 """The size of a dim: a number, or an expression over the named symbols of a graph."""
 
 
-def is_static(dim: object) -> bool:
-    """Whether ``dim``, a size or an element of an attribute, is a plain number."""
-    return isinstance(dim, int)
-
-
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """Dtype and shape of a tensor; sizes are numbers or expressions over symbols."""
 
     dtype: torch.dtype
     shape: tuple[Dim, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorType:
+        """Return the type of a tensor of any shape."""
+        return cls(tensor.dtype, tuple(tensor.shape))
 
     @property
     def rank(self) -> int:

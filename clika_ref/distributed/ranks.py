@@ -141,27 +141,24 @@ def open_ranks(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
             initialized; or another process failed or ended.
     """
     if settings is not None and not isinstance(settings, DistributedTrainingSettings):
-        msg = (
+        raise ModelError(
             f"distributed_training_settings is {settings!r}, a {type(settings).__name__}. Pass "
             f"{ACCEPTED_DISTRIBUTED_SETTINGS}."
         )
-        raise ModelError(msg)
     if settings is None or not settings.multi_gpu:
         yield SINGLE_PROCESS
         return
     if not (dist.is_available() and dist.is_initialized()):
-        msg = f"multi_gpu=True needs a process group, and there is none. {START_HINT}"
-        raise ModelError(msg)
+        raise ModelError(f"multi_gpu=True needs a process group, and there is none. {START_HINT}")
     group: Any = dist.new_group(backend="gloo", timeout=_timeout())
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), group)
     try:
         yield ranks
-    except RemoteFailureError:
+    except (RemoteFailureError, _LostProcessError):
         raise
     except Exception as error:
-        if not isinstance(error, _LostProcessError):
-            with contextlib.suppress(_LostProcessError):  # this error is more useful than the lost connection
-                ranks.report_failure(error)
+        with contextlib.suppress(_LostProcessError):  # this error is more useful than the lost connection
+            ranks.report_failure(error)
         raise
     else:
         ranks.part()
@@ -184,11 +181,10 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # raised by collectives
-        msg = (
+        raise _LostProcessError(
             f"another process has ended or does not respond, so this one stops too: {error}. See its last output for "
             "the cause; init_process_group(timeout=...) sets how long to wait for a slow process."
-        )
-        raise _LostProcessError(msg) from error
+        ) from error
 
 
 def _timeout() -> timedelta:

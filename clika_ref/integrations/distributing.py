@@ -53,8 +53,7 @@ def clika_distribute(
     """
     with open_ranks(settings) as ranks:
         if not isinstance(module, ClikaModule):
-            msg = f"cannot distribute a {type(module).__name__}: it is no ClikaModule. Compile it first."
-            raise ModelError(msg)
+            raise ModelError(f"cannot distribute a {type(module).__name__}: it is no ClikaModule. Compile it first.")
         _check_same_plan(module, steps, ranks)
         check_same_settings(_settings_to_compare(module, settings or DistributedTrainingSettings()), ranks)
     if settings is None or not settings.multi_gpu:

@@ -88,12 +88,10 @@ def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known = (*COMPILE_OPTIONS, "tracing_inputs", *CLIKA_ACE_OPTIONS)
     for name in options:
         if name in DECIDED_BY_DYNAMO:
-            msg = f"the backend 'clika' does not take the option {name!r}: {DECIDED_BY_DYNAMO[name]}"
-            raise ModelError(msg)
+            raise ModelError(f"the backend 'clika' does not take the option {name!r}: {DECIDED_BY_DYNAMO[name]}")
     unknown = [name for name in options if name not in known]
     if unknown:
-        msg = f"the backend 'clika' has no options {unknown}. Choose from {', '.join(known)}."
-        raise ModelError(msg)
+        raise ModelError(f"the backend 'clika' has no options {unknown}. Choose from {', '.join(known)}.")
     result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
     result = {**_translate_settings(options), **result}
     _reject_adapters(result.get("clika_compile_options"))
@@ -122,11 +120,10 @@ def _translate_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         return data
     if isinstance(settings, BaseDeploymentSettings):
         return {"deployment_settings": settings, **data}
-    msg = (
+    raise ModelError(
         f"settings is {settings!r}. Give Settings, the path of a YAML file with them, or deployment settings, "
         "such as DeploymentSettings_ONNXRuntime_ONNX()."
     )
-    raise ModelError(msg)
 
 
 def _take_first(loader: Iterable[Any], count: int) -> Iterator[Any]:
@@ -136,12 +133,11 @@ def _take_first(loader: Iterable[Any], count: int) -> Iterator[Any]:
 
 def _reject_adapters(options: Any) -> None:
     if isinstance(options, ClikaCompileOptions) and options.global_lora_settings is not None:
-        msg = (
+        raise ModelError(
             "the backend 'clika' does not support adapters: their parameters would be inaccessible. Compile with "
             "clika_compile(model, clika_compile_options=ClikaCompileOptions(global_lora_settings=...)), and pass "
             "the result to torch.compile."
         )
-        raise ModelError(msg)
 
 
 DATA_DEPENDENT_PHRASES = (*DATA_DEPENDENT_MARKERS, "generic_jump", "Tensor.item()", "depends on input Tensor data")
@@ -156,8 +152,9 @@ def _reject_graph_breaks(program: fx.GraphModule) -> None:
         reason_text = _summarize_reason(str(reason.reason))
         is_data_dependent = any(word in reason_text for word in DATA_DEPENDENT_PHRASES)
         advice = DATA_DEPENDENT_ADVICE if is_data_dependent else "Remove the cause, or compile the parts one by one."
-        msg = f"cannot compile the model: Dynamo breaks it into several graphs at {where}: {reason_text}. {advice}"
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot compile the model: Dynamo breaks it into several graphs at {where}: {reason_text}. {advice}"
+        )
 
 
 def _summarize_reason(reason: str) -> str:
@@ -338,9 +335,9 @@ class _CompiledCallable:
         options = dict(self.options)
         examples = options.pop("example_inputs", [])
         inputs = self._mark_dynamic(values)
-        calls = [inputs, *(_as_tuple(e) for e in examples)]
+        calls = [inputs, *(e if isinstance(e, tuple) else (e,) for e in examples)]
         if any(p.kind == "integer" for p in self.placeholders):
-            calls.append(self._vary_integers(inputs))
+            calls.append(tuple(i + 1 if isinstance(i, int) else i for i in inputs))
         with tracing(None):
             module = clika_compile(
                 _RebuiltModule(self.program, self.placeholders, values),
@@ -363,10 +360,3 @@ class _CompiledCallable:
             elif p.kind == "integer":
                 result.append(int(value))
         return tuple(result)
-
-    def _vary_integers(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(i + 1 if isinstance(i, int) else i for i in inputs)
-
-
-def _as_tuple(element: Any) -> tuple[Any, ...]:
-    return element if isinstance(element, tuple) else (element,)

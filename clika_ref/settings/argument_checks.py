@@ -75,11 +75,13 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     check_types(arguments)
     _check_quantization(arguments)
     if arguments["layer_pruning_settings"] and arguments["pruning_settings"] is None:
-        msg = "cannot prune single layers: layer_pruning_settings are given without pruning_settings. Give both."
-        raise ModelError(msg)
+        raise ModelError(
+            "cannot prune single layers: layer_pruning_settings are given without pruning_settings. Give both."
+        )
     if not arguments["fullgraph"]:
-        msg = "fullgraph=False (partial graphs) is not available in this version. Compile the parts one by one."
-        raise ModelError(msg)
+        raise ModelError(
+            "fullgraph=False (partial graphs) is not available in this version. Compile the parts one by one."
+        )
 
 
 def check_types(arguments: Mapping[str, Any]) -> None:
@@ -111,11 +113,10 @@ def reject_torchscript(module_or_func: Any) -> None:
     """
     if isinstance(module_or_func, TORCHSCRIPT_TYPES):
         name = getattr(module_or_func, "original_name", getattr(module_or_func, "name", ""))
-        msg = (
+        raise ModelError(
             f"cannot compile {name!r}: it is a {type(module_or_func).__name__}, made by torch.jit.trace or "
             "torch.jit.script. Pass the original nn.Module or function that was given to torch.jit."
         )
-        raise ModelError(msg)
 
 
 def check_callable(name: str, function: Any, parameters: tuple[str, ...], *, is_optional: bool = False) -> None:
@@ -134,22 +135,21 @@ def check_callable(name: str, function: Any, parameters: tuple[str, ...], *, is_
     try:
         signature.bind(*parameters)
     except TypeError as error:
-        msg = f"{name} takes {signature}, but is called as {form}: {error}. Give a function with these parameters."
-        raise ModelError(msg) from error
+        raise ModelError(
+            f"{name} takes {signature}, but is called as {form}: {error}. Give a function with these parameters."
+        ) from error
 
 
 def _check_quantization(arguments: Mapping[str, Any]) -> None:
     if arguments["quantization_settings"] is not None:
         for name in ("deployment_settings", "calibration_inputs"):
             if arguments[name] is None:
-                msg = f"cannot quantize: quantization_settings are given without {name}. Give both."
-                raise ValueError(msg)
+                raise ValueError(f"cannot quantize: quantization_settings are given without {name}. Give both.")
     elif arguments["layer_quantization_settings"]:
-        msg = (
+        raise ModelError(
             "cannot quantize single layers: layer_quantization_settings are given without "
             "quantization_settings. Give both."
         )
-        raise ModelError(msg)
 
 
 def _wrong_type_error(name: str, value: Any, accepted: str) -> ModelError:

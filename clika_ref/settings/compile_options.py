@@ -76,8 +76,7 @@ class DeploymentSettings_OpenVINO_ONNX(BaseDeploymentSettings):  # noqa: N801 - 
             ModelError: there is no preset of that name.
         """
         if self.preset not in get_args(Preset):
-            msg = f"preset is {self.preset!r}. Choose one of {', '.join(map(repr, get_args(Preset)))}."
-            raise ModelError(msg)
+            raise ModelError(f"preset is {self.preset!r}. Choose one of {', '.join(map(repr, get_args(Preset)))}.")
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,12 @@ class _ShapeProfiles:
 
 def _check_shapes(shapes: Any) -> None:
     if not isinstance(shapes, Mapping):
-        msg = f"shapes is {shapes!r}. Give {{dim: (min, opt, max)}}."
-        raise ModelError(msg)
+        raise ModelError(f"shapes is {shapes!r}. Give {{dim: (min, opt, max)}}.")
     for name, given in shapes.items():
         are_three = isinstance(given, Sequence) and len(given) == 3 and all(type(size) is int for size in given)
         if not are_three or not 0 <= given[0] <= given[1] <= given[2] or given[2] < 1:
             accepted = "its minimum, optimum and maximum size: ascending whole numbers from 0, the maximum at least 1"
-            msg = f"shapes contains {name!r}: {given!r}. Give {accepted}."
-            raise ModelError(msg)
+            raise ModelError(f"shapes contains {name!r}: {given!r}. Give {accepted}.")
 
 
 @dataclass(frozen=True)
@@ -157,12 +154,11 @@ def deployment_settings_named(target: str) -> BaseDeploymentSettings:
     kind = deployment_class_named(target)
     lacking = find_required_arguments(kind)
     if lacking:
-        msg = (
+        raise TargetError(
             f"cannot use the target {kind.target} by name: {kind.__module__}.{kind.__qualname__} needs "
             f"{', '.join(lacking)}. Give deployment_settings in Python or in a settings file, or let its plugin "
             "define defaults."
         )
-        raise TargetError(msg)
     return kind()
 
 
@@ -214,11 +210,10 @@ class _RetiredSettings(BaseDeploymentSettings):
         Raises:
             TargetError: always.
         """
-        msg = (
+        raise TargetError(
             f"cannot use the target {self.framework}: it retired before release 25, and is not implemented. "
             f'{PLUGIN_HINT} Define its settings there: class Mine(BaseDeploymentSettings): target = "...".'
         )
-        raise TargetError(msg)
 
 
 class DeploymentSettings_TFLite(_RetiredSettings):  # noqa: N801 - clika-ace's name
@@ -343,33 +338,32 @@ class ClikaCompileOptions:
             ("batch_norm", BatchNormMode),
         ):
             if getattr(self, name) not in get_args(of):
-                msg = f"option {name!r} is {getattr(self, name)!r}. Choose one of {', '.join(map(repr, get_args(of)))}."
-                raise ModelError(msg)
+                raise ModelError(
+                    f"option {name!r} is {getattr(self, name)!r}. Choose one of {', '.join(map(repr, get_args(of)))}."
+                )
         for option in dataclasses.fields(self):
             value, kind = getattr(self, option.name), type(option.default)
             if option.default is None:
                 continue
             if not isinstance(value, ACCEPTED_OPTION_TYPES[kind]) or isinstance(value, bool) is not (kind is bool):
-                msg = f"option {option.name!r} is {value!r}, a {type(value).__name__}. Give a {kind.__name__}."
-                raise ModelError(msg)
+                raise ModelError(
+                    f"option {option.name!r} is {value!r}, a {type(value).__name__}. Give a {kind.__name__}."
+                )
         seconds = self.algorithm_seconds
         if not 0 <= seconds < math.inf:
-            msg = f"option 'algorithm_seconds' is {seconds!r}. Give a number of seconds, or 0 for no limit."
-            raise ModelError(msg)
+            raise ModelError(f"option 'algorithm_seconds' is {seconds!r}. Give a number of seconds, or 0 for no limit.")
         self._check_adapters()
 
     def _check_adapters(self) -> None:
         """Reject invalid adapter settings, and adapters combined with live batch norms."""
         given = self.global_lora_settings
         if given is not None and not isinstance(given, LoraSettings):
-            msg = (
+            raise ModelError(
                 f"option 'global_lora_settings' is {given!r}, a {type(given).__name__}. Give a LoraSettings, such "
                 "as LoraSettings(rank=8), or None."
             )
-            raise ModelError(msg)
         if given is not None and self.batch_norm == "live":
-            msg = LIVE_NORMS_WITH_ADAPTERS
-            raise ModelError(msg)
+            raise ModelError(LIVE_NORMS_WITH_ADAPTERS)
 
     def with_extra(self, extra: Mapping[str, Any]) -> ClikaCompileOptions:
         """Return these options with some replaced by name.
@@ -382,18 +376,5 @@ class ClikaCompileOptions:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
-                msg = f"unknown option {name!r} = {value!r}.{hint} The options are {', '.join(known)}."
-                raise ModelError(msg)
+                raise ModelError(f"unknown option {name!r} = {value!r}.{hint} The options are {', '.join(known)}.")
         return dataclasses.replace(self, **extra)
-
-
-@dataclass(frozen=True)
-class CompileSwitches:
-    """The switches of one compilation, under the names of the arguments of `clika_compile`."""
-
-    discard_input_model: bool
-    is_model_pretrained: bool
-    skip_eval_set_mode: bool
-    dynamic: bool | None
-    is_dry_run: bool
-    graph_name: str | None

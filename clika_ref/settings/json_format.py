@@ -38,8 +38,9 @@ def settings_from_json(kind: type[S], saved: Mapping[str, Any]) -> S:
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(saved.keys() - known)
     if unknown:
-        msg = f"cannot load the saved {kind.__name__}: this clika-ref has no field {unknown[0]!r}. Update clika-ref."
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot load the saved {kind.__name__}: this clika-ref has no field {unknown[0]!r}. Update clika-ref."
+        )
     fields: dict[str, Any] = {}
     for name, value in saved.items():
         is_nested = name in NESTED_SETTINGS and isinstance(value, Mapping)
@@ -55,11 +56,10 @@ def deployment_to_json(settings: BaseDeploymentSettings) -> list[Any]:
     """
     name = class_name(type(settings))
     if find_imported(name) is not type(settings):
-        msg = (
+        raise ModelError(
             f"cannot save {settings!r}: only a class at the top level of a module can be loaded again. Move "
             f"{type(settings).__name__} there."
         )
-        raise ModelError(msg)
     return [name, settings_to_json(settings)]
 
 

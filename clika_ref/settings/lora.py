@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from clika_ref.settings.validation import CheckedSettings, check_threshold
+from clika_ref.settings.validation import CheckedSettings, check_threshold, is_integer
 
 Merging = Literal["auto", "on", "off"]
 """How adapters are exported: merged into the weights if these are float, always, or never."""
@@ -16,7 +16,7 @@ ALL_LAYERS = "*"
 
 
 def _check_rank(value: Any) -> str:
-    return "" if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else "a whole number from 1"
+    return "" if is_integer(value) and value >= 1 else "a whole number from 1"
 
 
 def _check_alpha(value: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from clika_ref.core.errors import ModelError
-from clika_ref.settings.validation import CheckedSettings, check_flag, check_threshold
+from clika_ref.settings.validation import CheckedSettings, check_flag, check_threshold, is_number, make_optional
 
 UNSTRUCTURED, STRUCTURED = "unstructured", "structured"
 
@@ -37,13 +37,11 @@ def _check_mask_type(value: Any) -> str:
     return "" if kept and kept[0] < kept[1] else ACCEPTED_MASK_TYPES
 
 
-def _check_optional_threshold(value: Any) -> str:
-    accepted = check_threshold(value)
-    return f"{accepted}, or None for no limit" if value is not None and accepted else ""
+_check_optional_threshold = make_optional(check_threshold, "for no limit")
 
 
 def _check_sparsity(value: Any) -> str:
-    is_share = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
+    is_share = is_number(value) and 0 < value < 1
     return (
         ""
         if value is None or is_share
@@ -98,11 +96,10 @@ class PruningSettings(CheckedSettings):
 
     def _require_limit(self) -> None:
         if not parse_pattern(self.mask_type) and self.sparsity is None and self.pruning_sensitivity_threshold is None:
-            msg = (
+            raise ModelError(
                 "pruning_sensitivity_threshold=None sets no limit, so that everything could be pruned. Give "
                 "sparsity, the share to prune."
             )
-            raise ModelError(msg)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from clika_ref.settings.validation import CheckedSettings, check_flag, check_threshold
+from clika_ref.settings.validation import CheckedSettings, check_flag, check_threshold, is_integer, make_optional
 
 MIN_BITS, MAX_BITS = 2, 16
 MIN_BLOCK_SIZE = 16
@@ -20,16 +20,12 @@ def _check_optional_flag(value: Any) -> str:
     return "" if value is None or isinstance(value, bool) else "True, False, or None for automatic"
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_width(value: Any) -> bool:
-    return _is_int(value) and MIN_BITS <= value <= MAX_BITS
+    return is_integer(value) and MIN_BITS <= value <= MAX_BITS
 
 
 def _is_block(value: Any) -> bool:
-    return _is_int(value) and (value == 0 or (value >= MIN_BLOCK_SIZE and value & (value - 1) == 0))
+    return is_integer(value) and (value == 0 or (value >= MIN_BLOCK_SIZE and value & (value - 1) == 0))
 
 
 def _is_one_or_list(fits: Callable[[Any], bool], value: Any) -> bool:
@@ -54,12 +50,6 @@ def _check_block_sizes(value: Any) -> str:
 def _check_names(value: Any) -> str:
     is_list = isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)
     return "" if is_list else "a list of layer names"
-
-
-def _make_optional(check: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: (
-        f"{accepted}, or None for the setting of the model" if value is not None and (accepted := check(value)) else ""
-    )
 
 
 @dataclass
@@ -161,8 +151,8 @@ class LayerQuantizationSettings(CheckedSettings):
         "skip_quantization": check_flag,
         "skip_quantization_until": _check_names,
         "skip_quantization_downstream": check_flag,
-        "weights_num_bits": _make_optional(_check_widths),
-        "activations_num_bits": _make_optional(_check_width),
+        "weights_num_bits": make_optional(_check_widths, "for the setting of the model"),
+        "activations_num_bits": make_optional(_check_width, "for the setting of the model"),
     }
 
     def _contradiction(self) -> str:

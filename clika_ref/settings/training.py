@@ -6,19 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from clika_ref.settings.validation import CheckedSettings, check_flag
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+from clika_ref.settings.validation import CheckedSettings, check_flag, is_integer
 
 
 def _check_steps(value: Any) -> str:
-    return "" if _is_int(value) and value > 0 else "a whole number from 1"
+    return "" if is_integer(value) and value > 0 else "a whole number from 1"
 
 
 def _check_seed(value: Any) -> str:
-    is_seed = _is_int(value) and 0 <= value < 2**64  # what torch.manual_seed takes
+    is_seed = is_integer(value) and 0 <= value < 2**64  # what torch.manual_seed takes
     return "" if value is None or is_seed else "a whole number from 0, below 2**64, or None"
 
 

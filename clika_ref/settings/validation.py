@@ -24,20 +24,17 @@ class CheckedSettings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            msg = f"{type(self).__name__} has no {name!r}.{hint} Its fields are {', '.join(known)}."
-            raise ModelError(msg)
+            raise ModelError(f"{type(self).__name__} has no {name!r}.{hint} Its fields are {', '.join(known)}.")
         accepted = describe_valid_values(type(self), name, value)
         if accepted:
-            msg = f"{type(self).__name__}.{name} is {value!r}. Give {accepted}."
-            raise ModelError(msg)
+            raise ModelError(f"{type(self).__name__}.{name} is {value!r}. Give {accepted}.")
         before = vars(self).get(name, _ABSENT)
         object.__setattr__(self, name, [*value] if isinstance(value, tuple) else value)
         contradiction = self._contradiction() if len(vars(self)) == len(known) else ""
         if contradiction:
             if before is not _ABSENT:
                 object.__setattr__(self, name, before)
-            msg = f"{type(self).__name__}: {contradiction}"
-            raise ModelError(msg)
+            raise ModelError(f"{type(self).__name__}: {contradiction}")
 
     def check(self) -> None:
         """Check all fields again, since the contents of a list may have changed since it was set.
@@ -66,7 +63,21 @@ def check_flag(value: Any) -> str:
     return "" if isinstance(value, bool) else "True or False"
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is a whole number and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def make_optional(check: Callable[[Any], str], meaning: str) -> Callable[[Any], str]:
+    """Return a check that also accepts None; ``meaning`` describes None in messages."""
+    return lambda value: f"{accepted}, or None {meaning}" if value is not None and (accepted := check(value)) else ""
+
+
 def check_threshold(value: Any) -> str:
     """Return a description of the accepted values if a value is no finite number >= 0, "" otherwise."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if is_number and value >= 0 and math.isfinite(value) else "a number from 0"
+    return "" if is_number(value) and value >= 0 and math.isfinite(value) else "a number from 0"

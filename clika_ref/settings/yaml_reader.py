@@ -26,9 +26,9 @@ from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.training import TrainingSettings
 from clika_ref.settings.yaml_sections import (
-    YAML_1_1_BOOLEANS,
     describe_entry,
     is_mapping,
+    parse_flag,
     read_section,
     unknown_name_message,
 )
@@ -139,7 +139,7 @@ class _SectionReader:
             return None
         fields = dict(entry.value)
         named, full = fields.pop(FRAMEWORK_FIELD, Entry("ort", entry.line, "ort")), fields.pop(FULL_RANGE_FIELD, None)
-        if full is not None and not isinstance(_parse_flag(full), bool):
+        if full is not None and not isinstance(parse_flag(full), bool):
             self.problems.add(
                 full.line, f"{DEPLOYMENT_SECTION}.{FULL_RANGE_FIELD} is {describe_entry(full)}. Give true or false."
             )
@@ -187,7 +187,7 @@ class _SectionReader:
                 "value no layer is too sensitive. Give a value such as 0.005."
             )
             warnings.warn(msg, ClikaWarning, stacklevel=5)
-        return Entry(fields, entry.line, entry.text, entry.is_quoted)
+        return dataclasses.replace(entry, value=fields)
 
     def _drop_adapter_settings(self, entry: Entry) -> Entry:
         """Return the entry of options without adapter settings, which have a section of their own."""
@@ -198,7 +198,7 @@ class _SectionReader:
             fields.pop(LORA_SECTION).line,
             f"{OPTIONS_SECTION} has no {LORA_SECTION!r}. Make it a section of its own.",
         )
-        return Entry(fields, entry.line, entry.text, entry.is_quoted)
+        return dataclasses.replace(entry, value=fields)
 
     def _layers(self, entry: Entry) -> dict[str, dict[str, Any]]:
         if entry.value is None or not is_mapping(entry, LAYERS_SECTION, self.problems):
@@ -216,21 +216,11 @@ class _SectionReader:
         for name, layer_entry in entry.value.items():
             if name in LAYER_SUBSECTIONS:
                 is_off = layer_entry.value is None and bool(layer_entry.text)
-                own = (
-                    None
-                    if is_off
-                    else read_section(LAYER_SUBSECTIONS[name], layer_entry, f"{where}.{name}", self.problems, names)
-                )
-                found[name] = own
+                own = LAYER_SUBSECTIONS[name], layer_entry, f"{where}.{name}"
+                found[name] = None if is_off else read_section(*own, self.problems, names)
             else:
                 self.problems.add(layer_entry.line, unknown_name_message(name, where, LAYER_SUBSECTIONS, names))
         return found
-
-
-def _parse_flag(entry: Entry) -> Any:
-    """Return the value of a switch, including the booleans of YAML 1.1."""
-    word = None if entry.is_quoted else YAML_1_1_BOOLEANS.get(entry.text.lower())
-    return entry.value if word is None else word
 
 
 def _apply_full_range(found: dict[str, Any], deployment: Entry | None) -> None:
@@ -240,9 +230,6 @@ def _apply_full_range(found: dict[str, Any], deployment: Entry | None) -> None:
     if given is None or (framework is not None and full_target_name(framework.text) not in FULL_RANGE_TARGETS):
         return
     settings = found.setdefault(QUANTIZATION_SECTION, QuantizationSettings())
-    if (
-        settings is not None
-        and settings.weights_utilize_full_int_range is None
-        and isinstance(_parse_flag(given), bool)
-    ):
-        settings.weights_utilize_full_int_range = _parse_flag(given)
+    flag = parse_flag(given)
+    if settings is not None and settings.weights_utilize_full_int_range is None and isinstance(flag, bool):
+        settings.weights_utilize_full_int_range = flag

@@ -103,8 +103,13 @@ def _convert_value(entry: Entry, hint: Any) -> Any:
         return {name: tuple(item) if isinstance(item, list) else item for name, item in flat.items()}  # sizes of dims
     if isinstance(entry.value, list):
         return _flatten(entry)
+    return parse_flag(entry) if bool in (hint, *get_args(hint)) else entry.value
+
+
+def parse_flag(entry: Entry) -> Any:
+    """Return the value of a switch, including the booleans of YAML 1.1."""
     word = None if entry.is_quoted else YAML_1_1_BOOLEANS.get(entry.text.lower())
-    return word if word is not None and bool in (hint, *get_args(hint)) else entry.value
+    return entry.value if word is None else word
 
 
 def _field_error(kind: type, where: str, name: str, value: Any) -> str:

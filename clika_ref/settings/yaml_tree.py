@@ -68,15 +68,13 @@ def read_tree(path: Path, problems: Problems) -> Entry:
     try:
         root = _yaml().compose(path)
         if root is None:
-            msg = (
+            raise ModelError(
                 f"cannot read the settings in {path}: the file is empty. Settings().save_to_path({str(path)!r}) "
                 "writes all settings with their defaults."
             )
-            raise ModelError(msg)
         return _TreeBuilder(problems).entry(root)
     except OSError as error:
-        msg = f"cannot read the settings in {path}: {error.strerror or error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"cannot read the settings in {path}: {error.strerror or error}") from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
@@ -87,11 +85,10 @@ def read_tree(path: Path, problems: Problems) -> Entry:
             f"cannot read the settings in {path}: it is not valid YAML: {' '.join(str(error).split())}"
         ) from error
     except RecursionError as error:
-        msg = (
+        raise ModelError(
             f"cannot read the settings in {path}: it is nested too deeply, or an alias is inside its own anchor. "
             "Flatten it."
-        )
-        raise ModelError(msg) from error
+        ) from error
 
 
 def _yaml() -> YAML:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 
-from releasing.distributions import ROOT
+from releasing.distributions import ROOT, list_files
 from releasing.style.figures import measure_figures
 from releasing.style.terms import find_term_faults
 
 
 def read_files() -> dict[str, str]:
     """Return the text of each file that git tracks, or would, by its path from the root."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    paths = {name: ROOT / name for name in sorted({*names.split("\0")} - {""})}
-    return {name: path.read_text(encoding="utf-8", errors="replace") for name, path in paths.items() if path.is_file()}
+    return {name: (ROOT / name).read_text(encoding="utf-8", errors="replace") for name in list_files(ROOT)}
 
 
 def check_style(files: Mapping[str, str]) -> int:

@@ -3,7 +3,7 @@
 import torch
 
 from clika_ref.core.symbols import make_symbol
-from clika_ref.core.types import Origin, TensorType, is_static
+from clika_ref.core.types import Origin, TensorType
 
 
 def test_tensor_type_str_shows_dtype_and_shape():
@@ -18,8 +18,6 @@ def test_tensor_type_is_static_needs_number_dims():
     assert static.is_static
     assert not dynamic.is_static
     assert (static.rank, dynamic.rank) == (2, 2)
-    assert is_static(4)
-    assert not is_static(make_symbol("n"))
 
 
 def test_tensor_type_equal_types_hash_equal():

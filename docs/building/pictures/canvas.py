@@ -71,8 +71,9 @@ class Canvas:
         if max_width is None:
             max_width = {"start": self.width - x, "middle": 2 * min(x, self.width - x), "end": x}[anchor]
         if width > max_width:
-            msg = f"draw {self.title!r}: {text!r} is {width:.0f} pixels wide, and has {max_width:.0f}. Shorten it."
-            raise ValueError(msg)
+            raise ValueError(
+                f"draw {self.title!r}: {text!r} is {width:.0f} pixels wide, and has {max_width:.0f}. Shorten it."
+            )
         weight = ' font-weight="bold"' if is_bold else ""
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{_number(size)}" fill="{color}"'
         self._elements.append(
@@ -136,8 +137,7 @@ class Canvas:
     def render(self) -> bytes:
         """Return the picture as an SVG file, as high as its contents."""
         if self.width > MAX_WIDTH:
-            msg = f"draw {self.title!r}: it is {self.width:.0f} pixels wide. Use at most {MAX_WIDTH:.0f}."
-            raise ValueError(msg)
+            raise ValueError(f"draw {self.title!r}: it is {self.width:.0f} pixels wide. Use at most {MAX_WIDTH:.0f}.")
         size = f'width="{_number(self.width)}" height="{_number(self.bottom + MARGIN)}"'
         box = f'viewBox="0 0 {_number(self.width)} {_number(self.bottom + MARGIN)}"'
         lines = [

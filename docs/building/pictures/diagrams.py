@@ -73,8 +73,7 @@ def _draw_column(
     y += 30
     for name, colors, effect, file in stages:
         if not (ROOT / file).is_file():
-            msg = f"draw the stage {name!r}: {file} does not exist. Name the file of the stage."
-            raise ValueError(msg)
+            raise ValueError(f"draw the stage {name!r}: {file} does not exist. Name the file of the stage.")
         canvas.arrow([(x + NAME_WIDTH / 2, y), (x + NAME_WIDTH / 2, y + STAGE_GAP)])
         y += STAGE_GAP
         canvas.box(x, y, width, STAGE_HEIGHT, fill=colors.ground, stroke=colors.title)

@@ -153,8 +153,7 @@ def draw_report(facts: Mapping[str, Any]) -> bytes:
 def _draw_heading(canvas: Canvas, x: float, y: float, title: str) -> float:
     """Draw the name of a section, which must exist, and return the y coordinate below it."""
     if title not in read_sections():
-        msg = f"draw the section {title!r}: the report has {', '.join(read_sections())}. Draw one of these."
-        raise ValueError(msg)
+        raise ValueError(f"draw the section {title!r}: the report has {', '.join(read_sections())}. Draw one of these.")
     canvas.text(x, y + 16, title, size=13, is_bold=True)
     return y + 24
 

@@ -12,7 +12,7 @@ import torch
 import clika_ref
 from clika_ref_cli.artifacts import find_file_targets
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError
-from clika_ref_cli.import_path import find_object
+from clika_ref_cli.import_path import describe_raised, find_object
 
 ONNX_SUFFIX = ".onnx"
 
@@ -30,24 +30,34 @@ class ModelKind(Enum):
     TARGET_FILE = "a file in a target's own format"
 
 
-def find_model_kind(text: str) -> ModelKind:
+def find_model_kind(text: str, inputs: Sequence[str] = ()) -> ModelKind:
     """Return the kind of model that an argument names.
 
+    Args:
+        text: the argument.
+        inputs: values of ``--input``, which only models that are traced accept.
+
     Raises:
-        MisuseError: the argument is a folder, or neither an existing file nor the name of a Python object.
+        MisuseError: the argument is a folder, or neither an existing file nor the name of a Python object; or inputs
+            are given for a model that is already compiled.
     """
+    kind = _find_kind(text)
+    if kind is not ModelKind.FACTORY and inputs:
+        raise MisuseError(f"cannot trace {text}: it is already compiled. Omit --input, which selects tracing inputs.")
+    return kind
+
+
+def _find_kind(text: str) -> ModelKind:
     path = Path(text)
     if path.is_dir():
-        msg = f"cannot load {text}: it is a folder. Give a model file in it."
-        raise MisuseError(msg)
+        raise MisuseError(f"cannot load {text}: it is a folder. Give a model file in it.")
     if path.suffix == ".py" or (":" in text and not path.exists()):
         return ModelKind.FACTORY
     if not path.exists():
-        msg = (
+        raise MisuseError(
             f"cannot load {text}: there is no such file. For a Python model, give its module and factory, for example "
             f"{EXAMPLE_FACTORY}."
         )
-        raise MisuseError(msg)
     if path.suffix.lower() == ONNX_SUFFIX:
         return ModelKind.ONNX
     return ModelKind.TARGET_FILE if find_file_targets(path) else ModelKind.SAVED
@@ -66,20 +76,7 @@ def require_kind(text: str, supported: Sequence[ModelKind], remedy: str) -> Mode
     """
     kind = find_model_kind(text)
     if kind not in supported:
-        msg = f"cannot use {text}: it is {kind.value}. {remedy}"
-        raise MisuseError(msg)
-    return kind
-
-
-def reject_unused_inputs(kind: ModelKind, text: str, inputs: Sequence[str]) -> ModelKind:
-    """Return the kind of a model, and reject ``--input`` for models that are not traced.
-
-    Raises:
-        MisuseError: the model is compiled already.
-    """
-    if kind is not ModelKind.FACTORY and inputs:
-        msg = f"cannot trace {text}: it is already compiled. Omit --input, which selects tracing inputs."
-        raise MisuseError(msg)
+        raise MisuseError(f"cannot use {text}: it is {kind.value}. {remedy}")
     return kind
 
 
@@ -92,15 +89,15 @@ def load_model(text: str) -> torch.nn.Module:
     module, _, path = text.partition(":")
     if not path or module.endswith(".py") or "/" in module:
         hint = f"{Path(module).stem}:{path or 'Net'}" if module.endswith(".py") else EXAMPLE_FACTORY
-        msg = f"cannot load {text!r}: it is not of the form module:factory. Write for example {hint}."
-        raise MisuseError(msg)
+        raise MisuseError(f"cannot load {text!r}: it is not of the form module:factory. Write for example {hint}.")
     model = find_object(module, path, MisuseError, remedy=DEBUG_HINT)
     if not isinstance(model, torch.nn.Module) and callable(model):
         model = call_factory(text, model)
     if not isinstance(model, torch.nn.Module):
         kind = type(model).__name__
-        msg = f"cannot load {text}: it is of type {kind}. Name a torch.nn.Module, its class, or a function for one."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"cannot load {text}: it is of type {kind}. Name a torch.nn.Module, its class, or a function for one."
+        )
     return model
 
 
@@ -113,9 +110,7 @@ def call_factory(text: str, factory: Callable[[], Any]) -> Any:
     try:
         return factory()
     except (Exception, SystemExit) as error:  # a script may exit on unexpected arguments
-        reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
-        msg = f"cannot call {text}() without arguments: {reason}. {DEBUG_HINT}"
-        raise MisuseError(msg) from error
+        raise MisuseError(f"cannot call {text}() without arguments: {describe_raised(error)}. {DEBUG_HINT}") from error
 
 
 def load_compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
@@ -129,7 +124,8 @@ def load_compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
         return clika_ref.ClikaModule.clika_load(text)
     model = load_model(text)
     if not inputs:
-        msg = f"cannot compile {text}: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"cannot compile {text}: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs."
+        )
     module: Any = clika_ref.clika_compile(model, tracing_inputs=inputs)
     return module

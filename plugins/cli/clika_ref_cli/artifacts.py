@@ -34,12 +34,16 @@ def read_onnx(path: Path) -> Any:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:
-        msg = f"cannot read {path} as ONNX: {str(error).rstrip('.')}. Give a complete ONNX file."
-        raise ModelError(msg) from error
+        raise ModelError(f"cannot read {path} as ONNX: {str(error).rstrip('.')}. Give a complete ONNX file.") from error
     if not model.HasField("graph"):
-        msg = f"cannot read {path} as ONNX: it contains no graph. Give a complete ONNX file."
-        raise ModelError(msg)
+        raise ModelError(f"cannot read {path} as ONNX: it contains no graph. Give a complete ONNX file.")
     return model
+
+
+def find_inputs(graph: Any) -> list[Any]:
+    """Return the inputs of an ONNX graph; older files list initializers among them."""
+    initializers = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in initializers]
 
 
 def find_file_targets(path: Path) -> list[str]:
@@ -63,8 +67,9 @@ def open_target_file(path: Path, target: Target, folder: Path) -> OpenedFile:
     supported = find_file_targets(path)
     if target.name not in supported:
         names = " or ".join(supported)
-        msg = f"cannot open {path} with {target.name}: its format is that of {names}. Give --target {supported[0]}."
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot open {path} with {target.name}: its format is that of {names}. Give --target {supported[0]}."
+        )
     return target.open_file(path, folder)
 
 
@@ -75,9 +80,8 @@ def make_artifact(path: Path, target: str) -> Artifact:
         ModelError: the file cannot be read as ONNX.
     """
     graph = read_onnx(path).graph
-    initializers = {tensor.name for tensor in graph.initializer}
-    inputs = tuple(value.name for value in graph.input if value.name not in initializers)
-    return Artifact(path, target, inputs, tuple(value.name for value in graph.output))
+    inputs, outputs = (tuple(value.name for value in values) for values in (find_inputs(graph), graph.output))
+    return Artifact(path, target, inputs, outputs)
 
 
 def name_nodes_by_owner(path: Path, folder: Path) -> tuple[Path, Mapping[str, NodeOwner]]:

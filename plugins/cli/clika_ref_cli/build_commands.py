@@ -51,11 +51,7 @@ def compile_model(
             raise MisuseError(NO_INPUT_MESSAGE)
         with show_spinner("Loading"):
             seed_all(seed)
-            choices, arguments, data = (
-                import_lazily("command_settings"),
-                import_lazily("arguments"),
-                import_lazily("data"),
-            )
+            choices, arguments, data = map(import_lazily, ("command_settings", "arguments", "data"))
             arguments.require_kind(model, [arguments.ModelKind.FACTORY], FACTORY_HINT)
             options_given = [*(option or ()), *(["compare_after_export=false"] if no_compare else ())]
             resolved = choices.resolve_settings(settings, choices.Flags(target, options_given))
@@ -70,7 +66,7 @@ def compile_model(
         if not dry_run:
             result = {"artifact": _describe_artifact(module.clika_export(output)), "seconds": module.timings}
         elif as_json:
-            result = import_lazily("dry_run_json").dry_run_as_json(module, resolved.settings.deployment_settings)
+            result = import_lazily("graphs").dry_run_as_json(module, resolved.settings.deployment_settings)
     if result:
         _print_results(result, as_json=as_json)
 
@@ -140,11 +136,7 @@ def export(
             raise MisuseError("cannot export: --fp16 and --bf16 exclude each other. Give only one.")
         with show_spinner("Loading"):
             seed_all(seed)
-            choices, arguments, data = (
-                import_lazily("command_settings"),
-                import_lazily("arguments"),
-                import_lazily("data"),
-            )
+            choices, arguments, data = map(import_lazily, ("command_settings", "arguments", "data"))
             arguments.require_kind(model, [arguments.ModelKind.SAVED], SAVED_HINT)
             deployment = choices.export_deployment_settings(settings, target)
             example = data.read_single_call(inputs or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -79,7 +80,7 @@ def compare(
                 raise MisuseError(NO_OTHER_MESSAGE)
             with show_spinner("Comparing targets"):
                 result = comparing.compare_targets(model, target)
-            data = comparing.targets_as_json(result)
+            data = [asdict(row) for row in result.rows]
             is_positive = not any(row.unsupported_reason for row in result.rows)
         else:
             result = _compare_two(comparing, (model, other), target or [], (inputs or [], batch_size))
@@ -93,10 +94,12 @@ def compare(
 def _compare_two(comparing: Any, names: tuple[str, str], targets: list[str], data: tuple[list[str], int | None]) -> Any:
     """Compare two models. ONNX files run in the target at their own index, or in the only one given."""
     if len(targets) > len(names):
-        msg = f"cannot compare two models on {len(targets)} targets. Give --target once, or once for each model."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"cannot compare two models on {len(targets)} targets. Give --target once, or once for each model."
+        )
     with show_spinner("Loading models"):
         names_of_targets = [targets[min(i, len(targets) - 1)] if targets else None for i in range(len(names))]
         first, second = (comparing.load_compared_model(*pair) for pair in zip(names, names_of_targets, strict=True))
         calls = comparing.select_calls((first, second), *data)
-    return comparing.compare_models(first, second, show_progress("Comparing", calls))
+    names_of_outputs = first.output_names or second.output_names
+    return comparing.measure_agreement(first.run, second.run, show_progress("Comparing", calls), names_of_outputs)

@@ -9,7 +9,7 @@ from pathlib import Path
 from clika_ref.compiled.lowering import target_for
 from clika_ref.core.artifacts import Violation
 from clika_ref.core.registry import load_registry
-from clika_ref_cli.arguments import ModelKind, find_model_kind, load_compiled, reject_unused_inputs
+from clika_ref_cli.arguments import ModelKind, find_model_kind, load_compiled
 from clika_ref_cli.command_settings import deployment_settings_for
 from clika_ref_cli.data import read_calls
 from clika_ref_cli.exit_status import MisuseError
@@ -33,9 +33,10 @@ def find_violations(text: str, target: str, inputs: Sequence[str]) -> Sequence[V
     checked = target_for(settings, registry)
     if not checked.has_file_rules():
         names = sorted(name for name, other in registry.targets.items() if other.has_file_rules())
-        msg = f"cannot check files for {target}: it has no rules. Targets with rules: {', '.join(names) or 'none'}."
-        raise MisuseError(msg)
-    if reject_unused_inputs(find_model_kind(text), text, inputs) is ModelKind.ONNX:
+        raise MisuseError(
+            f"cannot check files for {target}: it has no rules. Targets with rules: {', '.join(names) or 'none'}."
+        )
+    if find_model_kind(text, inputs) is ModelKind.ONNX:
         with show_spinner("Checking"):
             return checked.check(Path(text))
     module = load_compiled(text, [*read_calls(inputs)])

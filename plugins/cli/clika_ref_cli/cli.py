@@ -101,5 +101,4 @@ def _report_missing_suite() -> None:
     """Report that the conformance suite is not installed, and what to install."""
     with report_errors(debug=False):
         command = format_install_command("clika-ref-conformance")
-        msg = f"clika-ref {SUITE_COMMAND}: the conformance suite is not installed. Run {command}."
-        raise PluginError(msg)
+        raise PluginError(f"clika-ref {SUITE_COMMAND}: the conformance suite is not installed. Run {command}.")

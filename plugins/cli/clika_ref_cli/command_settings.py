@@ -12,13 +12,10 @@ from clika_ref.core.registry import load_registry
 from clika_ref.settings.compile_options import BaseDeploymentSettings, deployment_settings_named, full_target_name
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.settings import LayerSettings, Settings
+from clika_ref.settings.yaml_reader import DEPLOYMENT_SECTION, LAYERS_SECTION, OPTIONS_SECTION, QUANTIZATION_SECTION
 from clika_ref.settings.yaml_tree import Entry, Problems, parse_scalar, read_tree
 from clika_ref.targets.file_suffixes import suffix_error
 from clika_ref_cli.exit_status import MisuseError, print_note, raise_as_misuse
-
-DEPLOYMENT_SECTION, QUANTIZATION_SECTION = "deployment_settings", "global_quantization_settings"
-LAYERS_SECTION, OPTIONS_SECTION = "layer_settings", "clika_compile_options"
-"""Sections of a settings file."""
 
 DEFAULT_TARGET = "onnxruntime"
 
@@ -102,8 +99,7 @@ def check_artifact_suffix(path: Path | None, deployment: BaseDeploymentSettings 
         return
     reason = suffix_error(path, deployment.target, load_registry().targets, "--target")
     if reason is not None:
-        msg = f"-o {path}: {reason}"
-        raise MisuseError(msg)
+        raise MisuseError(f"-o {path}: {reason}")
 
 
 def float_compile_arguments(resolved: CommandSettings) -> dict[str, Any]:
@@ -124,11 +120,10 @@ def quantize_arguments(resolved: CommandSettings) -> dict[str, Any]:
         MisuseError: the file disables quantization.
     """
     if resolved.settings.global_quantization_settings is None:
-        msg = (
+        raise MisuseError(
             f"cannot quantize: {resolved.file} sets {QUANTIZATION_SECTION} to null. Remove this line, give "
             "--threshold, or use `clika-ref compile`."
         )
-        raise MisuseError(msg)
     return {**resolved.settings.compile_arguments()}
 
 
@@ -176,8 +171,9 @@ def _choose_options(resolved: CommandSettings, texts: Sequence[str]) -> None:
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator:
-            msg = f"cannot parse --option {text!r}: it has no value. Write NAME=VALUE, such as smoothing=off."
-            raise MisuseError(msg)
+            raise MisuseError(
+                f"cannot parse --option {text!r}: it has no value. Write NAME=VALUE, such as smoothing=off."
+            )
         parsed = parse_scalar(value)
         if hasattr(options, name):
             resolved.note_override(f"{OPTIONS_SECTION}.{name}", f"--option {text}", parsed, getattr(options, name))

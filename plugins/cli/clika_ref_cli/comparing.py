@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,20 @@ from clika_ref.capture.callables import make_callable
 from clika_ref.capture.inputs import pack_arguments
 from clika_ref.capture.signature import flatten_call
 from clika_ref.compiled.lowering import target_for
-from clika_ref.core.artifacts import Artifact, Runner
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
-from clika_ref.export.model_comparison import Agreement, measure_agreement
+from clika_ref.core.types import TensorType
+from clika_ref.export.model_comparison import Agreement
 from clika_ref.export.target_comparison import TargetComparison
 from clika_ref_cli.arguments import ModelKind, find_model_kind, load_model, require_kind
-from clika_ref_cli.artifacts import find_file_targets, make_artifact, open_target_file, read_onnx
+from clika_ref_cli.artifacts import find_file_targets, find_inputs, make_artifact, open_target_file, read_onnx
 from clika_ref_cli.command_settings import deployment_settings_for
 from clika_ref_cli.data import DTYPES_BY_NAME, draw_tensor, randomize_floats, read_calls
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
-from clika_ref_cli.graphs import onnx_values_as_json
+from clika_ref_cli.graphs import onnx_value_as_json
+from clika_ref_cli.import_path import describe_raised
 
 UNKNOWN_DIM_SIZE = 2
 """Size used for a dynamic dim if no inputs are given. Models often special-case size 1."""
@@ -88,9 +90,9 @@ def _make_runner(name: str, module: torch.nn.Module) -> Callable[[Any], list[tor
         except ClikaError:
             raise
         except Exception as error:
-            reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
-            msg = f"cannot run {name} on {_describe_call(element)}: {reason}. {DEBUG_HINT}"
-            raise ModelError(msg) from error
+            raise ModelError(
+                f"cannot run {name} on {_describe_call(element)}: {describe_raised(error)}. {DEBUG_HINT}"
+            ) from error
         return [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
 
     return run
@@ -98,7 +100,8 @@ def _make_runner(name: str, module: torch.nn.Module) -> Callable[[Any], list[tor
 
 def _load_onnx_file(path: Path, name: str | None) -> ComparedModel:
     target = target_for(deployment_settings_for(name), load_registry())
-    inputs = {x["name"]: (DTYPES_BY_NAME.get(x["dtype"]), x["shape"]) for x in _read_onnx_inputs(path)}
+    values = map(onnx_value_as_json, find_inputs(read_onnx(path).graph))
+    inputs = {x["name"]: (DTYPES_BY_NAME.get(x["dtype"]), x["shape"]) for x in values}
     return _load_in_runtime(path, target, make_artifact(path, target.name), inputs)
 
 
@@ -112,12 +115,12 @@ def _load_target_file(path: Path, name: str | None) -> ComparedModel:
 def _load_in_runtime(path: Path, target: Target, artifact: Artifact, inputs: FileInputs) -> ComparedModel:
     """Load a file in the runtime of a target."""
     unknown = sum(not isinstance(dim, int) for _, shape in inputs.values() for dim in shape)
-    run = partial(_run_artifact, target.load(artifact), replace(artifact, path=path))
+    runner, named = target.load(artifact), replace(artifact, path=path)
+
+    def run(element: Any) -> list[torch.Tensor]:
+        return runner(_order_inputs(named, element))
+
     return ComparedModel(run, artifact.output_names, partial(_draw_inputs, path, inputs), unknown)
-
-
-def _run_artifact(runner: Runner, artifact: Artifact, element: Any) -> list[torch.Tensor]:
-    return runner(_order_inputs(artifact, element))
 
 
 def _order_inputs(artifact: Artifact, element: Any) -> list[torch.Tensor]:
@@ -135,8 +138,9 @@ def _order_inputs(artifact: Artifact, element: Any) -> list[torch.Tensor]:
     named = {_match_input_name(name, rest): leaf for name, leaf in pairs if isinstance(leaf, torch.Tensor | int)}
     if set(named) != set(rest) or len(positional) > len(artifact.input_names):
         names = ", ".join(artifact.input_names)
-        msg = f"cannot run {artifact.path} on {_describe_call(element)}: its inputs are {names}. Give matching inputs."
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot run {artifact.path} on {_describe_call(element)}: its inputs are {names}. Give matching inputs."
+        )
     return [torch.as_tensor(leaf) for leaf in (*positional, *(named[name] for name in rest))]
 
 
@@ -148,10 +152,8 @@ def _match_input_name(name: str, inputs: Sequence[str]) -> str:
 
 def _describe_call(element: Any) -> str:
     """Return a readable form of a call: the dtypes and shapes of its tensors."""
-    shapes = pytree.tree_map_only(
-        torch.Tensor, lambda t: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}", element
-    )
-    return str(shapes).replace("'", "")
+    types = pytree.tree_map_only(torch.Tensor, lambda tensor: str(TensorType.of(tensor)), element)
+    return str(types).replace("'", "")
 
 
 def _draw_inputs(path: Path, inputs: FileInputs) -> dict[str, torch.Tensor]:
@@ -163,16 +165,11 @@ def _draw_inputs(path: Path, inputs: FileInputs) -> dict[str, torch.Tensor]:
     drawn: dict[str, torch.Tensor] = {}
     for name, (dtype, shape) in inputs.items():
         if dtype is None:
-            msg = f"cannot draw inputs for {path}: the dtype of {name} is unknown or missing in PyTorch. Give --input."
-            raise MisuseError(msg)
+            raise MisuseError(
+                f"cannot draw inputs for {path}: the dtype of {name} is unknown or missing in PyTorch. Give --input."
+            )
         drawn[name] = draw_tensor(dtype, [dim if isinstance(dim, int) else UNKNOWN_DIM_SIZE for dim in shape])
     return drawn
-
-
-def _read_onnx_inputs(path: Path) -> list[dict[str, Any]]:
-    graph = read_onnx(path).graph
-    initializers = {tensor.name for tensor in graph.initializer}
-    return onnx_values_as_json(value for value in graph.input if value.name not in initializers)
 
 
 def select_calls(subjects: Sequence[ComparedModel], inputs: Sequence[str], batch_size: int | None) -> Any:
@@ -187,18 +184,7 @@ def select_calls(subjects: Sequence[ComparedModel], inputs: Sequence[str], batch
         if subject.draw_inputs is not None:
             print_note("inputs are random numbers. Give --input to compare on your data.")
             return [subject.draw_inputs()]
-    msg = "cannot compare: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs."
-    raise MisuseError(msg)
-
-
-def compare_models(first: ComparedModel, second: ComparedModel, calls: Iterable[Any]) -> Agreement:
-    """Compare the outputs of two models. Output names come from the first model that has them.
-
-    Raises:
-        ModelError: the models take different inputs, or return different numbers of tensors.
-        TargetError: a runtime fails.
-    """
-    return measure_agreement(first.run, second.run, calls, first.output_names or second.output_names)
+    raise MisuseError("cannot compare: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs.")
 
 
 def compare_targets(text: str, targets: Sequence[str]) -> TargetComparison:
@@ -234,8 +220,3 @@ def agreement_as_json(agreement: Agreement, min_sqnr: float | None) -> dict[str,
 def is_in_agreement(agreement: Agreement, min_sqnr: float | None) -> bool:
     """Whether two models agree: within float rounding, or with at least the given SQNR in dB."""
     return agreement.is_within_rounding if min_sqnr is None else agreement.sqnr >= min_sqnr
-
-
-def targets_as_json(comparison: TargetComparison) -> list[dict[str, Any]]:
-    """Return a comparison of targets as plain data."""
-    return [asdict(row) for row in comparison.rows]

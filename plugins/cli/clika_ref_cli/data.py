@@ -17,9 +17,10 @@ import safetensors.torch
 import torch
 from torch.utils import _pytree as pytree
 
+from clika_ref.serialization.graph_format import DTYPES_BY_NAME
 from clika_ref_cli.arguments import call_factory
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
-from clika_ref_cli.import_path import find_object
+from clika_ref_cli.import_path import describe_raised, find_object
 from clika_ref_cli.output_paths import is_existing_path
 
 INPUT_SYNTAX = (
@@ -41,12 +42,6 @@ PICKLE_MESSAGE = "it is no NumPy array, or contains a pickle, which could run co
 
 POSITION_PATTERN = re.compile(r"arr_(\d+)")
 """Name that ``numpy.savez(file, x, y)`` gives to positional tensors."""
-
-DTYPES_BY_NAME = {
-    name: dtype
-    for name, dtype in vars(torch).items()
-    if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}"  # leaves out aliases: long, half
-}
 
 
 def read_calls(texts: Sequence[str], option: str = "--input", *, batch_size: int | None = None) -> Iterable[Any]:
@@ -108,13 +103,13 @@ def parse_example_input(text: str, option: str = "--input") -> Any:
     for part in text.split(","):
         match = INPUT_PATTERN.fullmatch(part.strip())
         if match is None:
-            msg = f"{option} {text!r}: cannot parse {part!r}{_explain_unreadable(part.strip())}. {INPUT_SYNTAX}"
-            raise MisuseError(msg)
+            raise MisuseError(
+                f"{option} {text!r}: cannot parse {part!r}{_explain_unreadable(part.strip())}. {INPUT_SYNTAX}"
+            )
         name, tensor = match["name"], _make_tensor(match, f"{option} {text!r}")
         if name in kwargs or (name is None and kwargs):
             problem = f"{name!r} is given twice" if name else f"{part!r} has no keyword, but follows one"
-            msg = f"{option} {text!r}: {problem}. Give keywords last, each once."
-            raise MisuseError(msg)
+            raise MisuseError(f"{option} {text!r}: {problem}. Give keywords last, each once.")
         if name is None:
             args.append(tensor)
         else:
@@ -144,8 +139,7 @@ def _make_tensor(part: re.Match[str], where: str) -> torch.Tensor:
     dtype, shape, file = part["dtype"], part["shape"], part["file"]
     if dtype is not None and dtype not in DTYPES_BY_NAME:
         near = difflib.get_close_matches(dtype, DTYPES_BY_NAME, n=1) or ["float32"]
-        msg = f"{where}: PyTorch has no dtype {dtype!r}. Did you mean {near[0]}?"
-        raise MisuseError(msg)
+        raise MisuseError(f"{where}: PyTorch has no dtype {dtype!r}. Did you mean {near[0]}?")
     if file is not None:
         (tensor,) = _read_file(Path(file), where).values()
         if dtype is None and tensor.dtype is torch.float64:
@@ -225,8 +219,9 @@ def split_into_batches(call: Any, size: int, where: str) -> list[Any]:
     counts = sorted({len(leaf) for leaf in leaves if leaf.ndim})
     if len(counts) != 1:
         sizes = ", ".join(map(str, counts)) or "missing"
-        msg = f"{where}: cannot split it into batches: the sizes of dim 0 are {sizes}. Give tensors with equal sizes."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"{where}: cannot split it into batches: the sizes of dim 0 are {sizes}. Give tensors with equal sizes."
+        )
     return [
         pytree.tree_unflatten([leaf[start : start + size] if leaf.ndim else leaf for leaf in leaves], spec)
         for start in range(0, counts[0], size)
@@ -256,9 +251,7 @@ def iterate_named(name: str, source: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from source
     except (Exception, SystemExit) as error:
-        reason = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
-        msg = f"cannot read batches of {name}: {reason}. {DEBUG_HINT}"
-        raise MisuseError(msg) from error
+        raise MisuseError(f"cannot read batches of {name}: {describe_raised(error)}. {DEBUG_HINT}") from error
 
 
 def _load_batches(text: str, option: str) -> Iterable[Any]:
@@ -269,8 +262,7 @@ def _load_batches(text: str, option: str) -> Iterable[Any]:
     if isinstance(source, Iterable) and not isinstance(source, torch.Tensor | Mapping | str):
         return source
     kind = type(source).__name__
-    msg = f"{option} {text}: it is of type {kind}. Name a list of batches, or a function that yields them."
-    raise MisuseError(msg)
+    raise MisuseError(f"{option} {text}: it is of type {kind}. Name a list of batches, or a function that yields them.")
 
 
 def read_single_call(texts: Sequence[str]) -> Any:
@@ -281,6 +273,7 @@ def read_single_call(texts: Sequence[str]) -> Any:
     """
     calls = [*read_calls(texts)] if texts else []
     if len(calls) > 1:
-        msg = f"cannot use {len(calls)} calls of --input: the comparison needs one. Give --input for one call."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"cannot use {len(calls)} calls of --input: the comparison needs one. Give --input for one call."
+        )
     return calls[0] if calls else None

@@ -12,7 +12,7 @@ from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import build_registry, load_registry
 from clika_ref.export.explanation import NOT_REPORTED, Explanation
 from clika_ref.reporting.tables import render_text_table
-from clika_ref_cli.arguments import ModelKind, find_model_kind, load_compiled, reject_unused_inputs
+from clika_ref_cli.arguments import ModelKind, find_model_kind, load_compiled
 from clika_ref_cli.artifacts import (
     NodeOwner,
     find_file_targets,
@@ -69,7 +69,7 @@ def explain_model(text: str, inputs: Sequence[str], target: str | None) -> Expla
         ModelError: the model cannot be compiled or loaded.
         TargetError: the target does not support a node, or its runtime is missing.
     """
-    if reject_unused_inputs(find_model_kind(text), text, inputs) in (ModelKind.ONNX, ModelKind.TARGET_FILE):
+    if find_model_kind(text, inputs) in (ModelKind.ONNX, ModelKind.TARGET_FILE):
         return _explain_file(Path(text), target)
     module = load_compiled(text, [*read_calls(inputs)])
     with show_spinner("Explaining"):

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 import clika_ref
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.ir import Node, Value
+from clika_ref.core.registry import load_registry
+from clika_ref.export.dry_run import count_operators
 from clika_ref.onnx_export.emission import SCOPE_KEY, SOURCE_KEY
 from clika_ref.reporting.console import format_size
 from clika_ref.reporting.tables import render_text_table
-from clika_ref_cli.artifacts import read_onnx
+from clika_ref.settings.compile_options import BaseDeploymentSettings
+from clika_ref_cli.artifacts import find_inputs, read_onnx
+
+GRAPH_FACTS = ("name", "inputs", "outputs", "symbols", "guards", "weights_bytes")
+"""Facts of a graph in the JSON of a dry run."""
 
 
-@dataclass(frozen=True)
-class GraphView:
-    """A graph as text and as plain data."""
-
-    text: str
-    data: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return self.text
-
-    def as_json(self) -> Mapping[str, Any]:
-        """Return plain data: names, types and nodes, without weights."""
-        return self.data
-
-
-def describe_module(module: clika_ref.ClikaModule) -> GraphView:
+def describe_module(module: clika_ref.ClikaModule) -> tuple[str, dict[str, Any]]:
     """Return the graph of a module."""
     graph = module.graph
     constants = [value.data for value in graph.constants.values()]
@@ -51,7 +42,21 @@ def describe_module(module: clika_ref.ClikaModule) -> GraphView:
         "weights_bytes": weights,
         "quantized_for": target,
     }
-    return GraphView(f"{graph}\n{last}", data)
+    return f"{graph}\n{last}", data
+
+
+def dry_run_as_json(module: clika_ref.ClikaModule, deployment: BaseDeploymentSettings) -> dict[str, Any]:
+    """Return the result of a dry run as plain data: operators with their support by the target, and facts of the graph.
+
+    Raises:
+        TargetError: no plugin provides the target.
+    """
+    target, (_, graph) = target_for(deployment, load_registry()), describe_module(module)
+    operators = [
+        {"operator": name, "nodes": count, "unsupported_reason": reason}
+        for name, count, reason in count_operators(module.graph, target)
+    ]
+    return {"target": target.name, "operators": operators, **{key: graph[key] for key in GRAPH_FACTS}}
 
 
 def _node_as_json(node: Node) -> dict[str, Any]:
@@ -75,18 +80,19 @@ def _tensor_as_json(name: str, dtype: str, shape: Sequence[Any]) -> dict[str, An
     return {"name": name, "dtype": dtype, "shape": [dim if isinstance(dim, int) else str(dim) for dim in shape]}
 
 
-def describe_onnx(path: Path) -> GraphView:
+def describe_onnx(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the graph of an ONNX file from any exporter.
 
     Raises:
         ModelError: the file cannot be read as ONNX.
     """
     model = read_onnx(path)
-    graph, initializers = model.graph, {tensor.name for tensor in model.graph.initializer}
-    tensors = {x["name"]: x for x in onnx_values_as_json((*graph.value_info, *graph.input, *graph.output))}
+    graph = model.graph
+    values = map(onnx_value_as_json, (*graph.value_info, *graph.input, *graph.output))
+    tensors = {value["name"]: value for value in values}
     data = {
         "name": graph.name,
-        "inputs": [tensors[value.name] for value in graph.input if value.name not in initializers],
+        "inputs": [tensors[value.name] for value in find_inputs(graph)],
         "outputs": [tensors[value.name] for value in graph.output],
         "symbols": sorted({dim for v in graph.input for dim in tensors[v.name]["shape"] if isinstance(dim, str)}),
         "guards": [entry.value for entry in model.metadata_props if entry.key == "clika.guards"],
@@ -94,7 +100,7 @@ def describe_onnx(path: Path) -> GraphView:
         "weights_bytes": sum(_count_bytes(tensor) for tensor in graph.initializer),
         "quantized_for": None,
     }
-    return GraphView(_render_text(data, model), data)
+    return _render_text(data, model), data
 
 
 def _render_text(data: Mapping[str, Any], model: Any) -> str:
@@ -134,12 +140,8 @@ def _onnx_node_as_json(node: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def onnx_values_as_json(values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the names, dtypes and shapes that an ONNX file declares; unknown dims are ``?``."""
-    return [_onnx_value_as_json(value) for value in values]
-
-
-def _onnx_value_as_json(value: Any) -> dict[str, Any]:
+def onnx_value_as_json(value: Any) -> dict[str, Any]:
+    """Return the name, dtype and shape of a value of an ONNX graph; the dtype is empty if unknown."""
     tensor = value.type.tensor_type
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)) if tensor.elem_type else ""
     shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]

@@ -31,8 +31,14 @@ def find_object(module_name: str, path: str, error: type[ClikaError], remedy: st
     except AttributeError as missing:
         near = difflib.get_close_matches(path, [name for name in vars(module) if not name.startswith("_")])
         hint = f"Did you mean {' or '.join(near)}?" if near else "Check the spelling."
-        msg = f"cannot load {module_name}:{path}: {getattr(module, '__file__', module_name)} has no {path!r}. {hint}"
-        raise error(msg) from missing
+        raise error(
+            f"cannot load {module_name}:{path}: {getattr(module, '__file__', module_name)} has no {path!r}. {hint}"
+        ) from missing
+
+
+def describe_raised(error: BaseException) -> str:
+    """Return the class and the text of an error that code of the user raised, for a message."""
+    return f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
 
 
 def _import(module_name: str, error: type[ClikaError], remedy: str) -> ModuleType:
@@ -43,11 +49,9 @@ def _import(module_name: str, error: type[ClikaError], remedy: str) -> ModuleTyp
     except ModuleNotFoundError as missing:
         if missing.name is not None and f"{module_name}.".startswith(f"{missing.name}."):
             reason = f"there is no module {missing.name!r}"
-            msg = f"cannot import {module_name}: {reason}. Run this in its folder, or install it."
-            raise error(msg) from missing
-        msg = f"cannot import {module_name}: it imports {missing.name!r}, which is not installed. Install it."
-        raise error(msg) from missing
+            raise error(f"cannot import {module_name}: {reason}. Run this in its folder, or install it.") from missing
+        raise error(
+            f"cannot import {module_name}: it imports {missing.name!r}, which is not installed. Install it."
+        ) from missing
     except (Exception, SystemExit) as raised:
-        reason = f"it raised {type(raised).__name__}: {str(raised).rstrip('.')}"
-        msg = f"cannot import {module_name}: {reason}. {remedy}".rstrip()
-        raise error(msg) from raised
+        raise error(f"cannot import {module_name}: {describe_raised(raised)}. {remedy}".rstrip()) from raised

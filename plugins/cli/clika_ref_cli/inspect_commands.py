@@ -54,20 +54,17 @@ def inspect(
         check_output_paths({"--picture": picture} if picture else {}, "", (model, *(inputs or ())))
         with show_spinner("Loading"):
             seed_all(seed)
-            arguments, data, graphs = import_lazily("arguments"), import_lazily("data"), import_lazily("graphs")
+            arguments, graphs = import_lazily("arguments"), import_lazily("graphs")
             path = import_lazily("visualizer").resolve_picture_path(picture)
-            is_onnx = (
-                arguments.reject_unused_inputs(arguments.find_model_kind(model), model, inputs or ())
-                is arguments.ModelKind.ONNX
-            )
+            is_onnx = arguments.find_model_kind(model, inputs or ()) is arguments.ModelKind.ONNX
             if path is not None:
                 arguments.require_kind(model, [arguments.ModelKind.FACTORY, arguments.ModelKind.SAVED], PICTURE_HINT)
-            examples = [*data.read_calls(inputs or ())]
+            examples = [*import_lazily("data").read_calls(inputs or ())]
         module = None if is_onnx else arguments.load_compiled(model, examples)
         if path is not None and module is not None:
             module.clika_visualize(path)
-        view = graphs.describe_onnx(Path(model)) if is_onnx else graphs.describe_module(module)
-    print_result(view if path is None else describe_file(path), {**view.as_json(), "picture": path}, as_json=as_json)
+        text, data = graphs.describe_onnx(Path(model)) if is_onnx else graphs.describe_module(module)
+    print_result(text if path is None else describe_file(path), {**data, "picture": path}, as_json=as_json)
 
 
 def explain(

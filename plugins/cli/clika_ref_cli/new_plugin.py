@@ -102,11 +102,11 @@ def write_plugin(name: str, into: Path) -> tuple[Path, list[str]]:
     distribution = name_distribution(name)
     folder = into / distribution
     if not into.is_dir():
-        msg = f"--into: cannot write to {into}: there is no such folder. Create it first."
-        raise MisuseError(msg)
+        raise MisuseError(f"--into: cannot write to {into}: there is no such folder. Create it first.")
     if os.path.lexists(folder):
-        msg = f"cannot write {folder}: it exists. Choose another name or another folder (--into), or move it away."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"cannot write {folder}: it exists. Choose another name or another folder (--into), or move it away."
+        )
     texts = render_plugin_files(name)
     with stage_file(folder) as staged:
         for path, text in texts.items():
@@ -149,16 +149,14 @@ def _check_name(name: str) -> None:
     if not NAME_PATTERN.fullmatch(name) or len(name) > MAX_NAME_LENGTH or re.match(r"clika-ref(-|$)", name):
         plain = "-".join(re.findall(r"[a-z0-9]+", name.lower().replace("_", "-")))
         plain = re.sub(r"^(clika-ref(-|$)|[^a-z]+)+", "", plain)[:MAX_NAME_LENGTH].strip("-")
-        msg = (
+        raise MisuseError(
             f"cannot name a plugin {name!r}. Use at most {MAX_NAME_LENGTH} lower-case letters, digits and single "
             "hyphens, with a letter first. The prefix clika-ref is added to it. For example: "
             f"{plain or 'my-ops'}"
         )
-        raise MisuseError(msg)
     owner = _find_name_owner(name)
     if owner is not None:
-        msg = f"cannot name a plugin {name!r}: it is the name of {owner}. Choose another name."
-        raise MisuseError(msg)
+        raise MisuseError(f"cannot name a plugin {name!r}: it is the name of {owner}. Choose another name.")
 
 
 def _normalize_name(name: str) -> str:

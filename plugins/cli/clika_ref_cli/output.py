@@ -30,8 +30,7 @@ def seed_all(seed: int) -> None:
         MisuseError: the seed has more than 64 bits.
     """
     if not -(2**63) <= seed < 2**64:  # the range that torch.manual_seed accepts
-        msg = f"cannot use --seed {seed}: it has more than 64 bits. Give a smaller number."
-        raise MisuseError(msg)
+        raise MisuseError(f"cannot use --seed {seed}: it has more than 64 bits. Give a smaller number.")
     importlib.import_module("torch").manual_seed(seed)
 
 

@@ -28,13 +28,13 @@ def check_output_paths(paths: Mapping[str, Path | None], message: str, read: Seq
     if paths and not given:
         raise MisuseError(message)
     if len({path.absolute() for path in given.values()}) < len(given):
-        msg = f"cannot write two results to one file: {' and '.join(given)} are equal. Give different files."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"cannot write two results to one file: {' and '.join(given)} are equal. Give different files."
+        )
     for flag, path in given.items():
         _check_path(flag, path)
         if path.exists() and any(path.samefile(name) for word in read for name in _find_named_files(word)):
-            msg = f"{flag}: cannot write {path}: it is also an input. Choose another name."
-            raise MisuseError(msg)
+            raise MisuseError(f"{flag}: cannot write {path}: it is also an input. Choose another name.")
 
 
 @contextlib.contextmanager
@@ -47,20 +47,19 @@ def prefix_errors_with_flag(flag: str) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        msg = f"{flag}: {error}"
-        raise MisuseError(msg) from error
+        raise MisuseError(f"{flag}: {error}") from error
 
 
 def _check_path(flag: str, path: Path) -> None:
     if not path.absolute().parent.is_dir():
-        msg = f"{flag}: cannot write {path}: there is no folder {path.parent}. Create it first."
-        raise MisuseError(msg)
+        raise MisuseError(f"{flag}: cannot write {path}: there is no folder {path.parent}. Create it first.")
     with prefix_errors_with_flag(flag):
         resolved = resolve_links(path)
         check_writable(resolved)
     if not os.access(resolved.parent, os.W_OK | os.X_OK):
-        msg = f"{flag}: cannot write {path}: the folder {resolved.parent} is read-only. Choose another one."
-        raise MisuseError(msg)
+        raise MisuseError(
+            f"{flag}: cannot write {path}: the folder {resolved.parent} is read-only. Choose another one."
+        )
 
 
 def _find_named_files(word: str) -> list[Path]:

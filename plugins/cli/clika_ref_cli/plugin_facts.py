@@ -94,8 +94,9 @@ def find_operator(registry: Registry, text: str) -> Operator:
     known = [*registry.operators, *calls]
     near = difflib.get_close_matches(query, known, n=5) or [name for name in known if query in name][:5]
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    msg = f"cannot find the operator {text!r}: no installed plugin declares it. {hint}Run `clika-ref plugins --names`."
-    raise MisuseError(msg)
+    raise MisuseError(
+        f"cannot find the operator {text!r}: no installed plugin declares it. {hint}Run `clika-ref plugins --names`."
+    )
 
 
 def list_operator_facts(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import clika_ref
 from clika_ref.settings.compile_options import BaseDeploymentSettings
-from clika_ref_cli.arguments import ModelKind, load_model, reject_unused_inputs, require_kind
+from clika_ref_cli.arguments import ModelKind, find_model_kind, load_model, require_kind
 from clika_ref_cli.command_settings import (
     DEPLOYMENT_SECTION,
     LAYERS_SECTION,
@@ -60,11 +60,10 @@ def load_model_with_data(
     Raises:
         MisuseError: the argument names no model, its data is missing, or inputs are given for a compiled one.
     """
-    remedy = "Give a Python model or a saved module."
-    kind = reject_unused_inputs(require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], remedy), text, inputs)
+    require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], "Give a Python model or a saved module.")
+    kind = find_model_kind(text, inputs)
     if kind is ModelKind.FACTORY and not calibrate:
-        msg = f"cannot quantize {text}: --calibrate is missing. Give calibration data, which is read once."
-        raise MisuseError(msg)
+        raise MisuseError(f"cannot quantize {text}: --calibrate is missing. Give calibration data, which is read once.")
     note_random_calibration(calibrate, "--calibrate")
     calibration = read_calls(calibrate, "--calibrate", batch_size=batch_size) if calibrate else None
     if kind is ModelKind.SAVED:
@@ -105,8 +104,9 @@ def quantize_model(subject: ModelWithData, resolved: CommandSettings, logs_dir: 
 def _reject_options(resolved: CommandSettings) -> None:
     """Reject options for a compiled module, which has its own. Print a note on sections that no longer apply."""
     if resolved.flags.options:
-        msg = "cannot apply --option to a saved module: it is already compiled with its own options. Omit --option."
-        raise MisuseError(msg)
+        raise MisuseError(
+            "cannot apply --option to a saved module: it is already compiled with its own options. Omit --option."
+        )
     ignored = [name for name in resolved.file_entries if "." not in name and name not in APPLICABLE_SECTIONS]
     if ignored:
         print_note(f"{', '.join(ignored)} of {resolved.file} are ignored, because the module is already compiled.")

@@ -71,10 +71,7 @@ def report(
             seed_all(seed)
             choices, arguments = import_lazily("command_settings"), import_lazily("arguments")
             others = [choices.deployment_settings_for(name) for name in compare_with or ()]
-            is_saved = (
-                arguments.reject_unused_inputs(arguments.find_model_kind(model), model, inputs or ())
-                is arguments.ModelKind.SAVED
-            )
+            is_saved = arguments.find_model_kind(model, inputs or ()) is arguments.ModelKind.SAVED
             if is_saved and not calibrate and (target is not None or settings is not None):
                 raise MisuseError(SAVED_TARGET_MESSAGE if target is not None else SAVED_SETTINGS_MESSAGE)
             resolved = choices.resolve_settings(settings, choices.Flags(target))
@@ -102,8 +99,7 @@ def _compile_float(model: str, resolved: Any, inputs: list[str]) -> clika_ref.Cl
     arguments, choices, data = import_lazily("arguments"), import_lazily("command_settings"), import_lazily("data")
     arguments.require_kind(model, [arguments.ModelKind.FACTORY], "Give a Python model or a saved module.")
     if not inputs:
-        msg = f"cannot report on {model}: there is no data. {NO_DATA_HINT}"
-        raise MisuseError(msg)
+        raise MisuseError(f"cannot report on {model}: there is no data. {NO_DATA_HINT}")
     user_model, calls = arguments.load_model(model), [*data.read_calls(inputs)]
     module: Any = clika_ref.clika_compile(user_model, tracing_inputs=calls, **choices.float_compile_arguments(resolved))
     return module

@@ -39,7 +39,9 @@ def build_drawing(
     hidden = collect_hidden_nodes(graph)
     nodes = [node for node in graph.nodes if node not in hidden]
     precisions = determine_precisions(graph, plan, explanation)
-    boxes: list[tuple[Box, Sequence[str]]] = [(_make_input_box(value), ()) for value in graph.inputs]
+    boxes: list[tuple[Box, Sequence[str]]] = [
+        (_make_interface_box("input", value.name, value.name, value), ()) for value in graph.inputs
+    ]
     keys: dict[Value, str] = {value: box.key for value, (box, _) in zip(graph.inputs, boxes, strict=True)}
     edges: list[Edge] = []
     for node in nodes:
@@ -67,11 +69,10 @@ def _make_edges(target: str, values: Sequence[Value], keys: dict[Value, str]) ->
             yield Edge(keys[value], target, carries, text or str(value.type), is_quantized=bool(text))
 
 
-def _make_input_box(value: Value) -> Box:
-    rows = [("name", shorten(value.name)), ("type", shorten(str(value.type)))]
-    return Box(
-        f"input {value.name}", "input", "", rows, [("name", value.name), ("type", str(value.type))], Role.INTERFACE
-    )
+def _make_interface_box(kind: str, name: str, title: str, value: Value) -> Box:
+    rows = [("name", shorten(title)), ("type", shorten(str(value.type)))]
+    details = [("name", title), ("type", str(value.type))]
+    return Box(f"{kind} {name}", kind, "", rows, details, Role.INTERFACE)
 
 
 def _make_output_boxes(graph: Graph) -> Iterator[tuple[Box, Value]]:
@@ -79,11 +80,8 @@ def _make_output_boxes(graph: Graph) -> Iterator[tuple[Box, Value]]:
     outputs = [("output", str(index), value) for index, value in enumerate(graph.outputs)]
     outputs += [("state", name, value) for name, value in graph.state.items()]
     for kind, name, value in outputs:
-        read = resolve_read_value(value)
-        title = name if kind == "state" else read.value.name
-        rows = [("name", shorten(title)), ("type", shorten(str(value.type)))]
-        details = [("name", title), ("type", str(value.type))]
-        yield Box(f"{kind} {name}", kind, "", rows, details, Role.INTERFACE), value
+        title = name if kind == "state" else resolve_read_value(value).value.name
+        yield _make_interface_box(kind, name, title, value), value
 
 
 def _make_node_box(node: Node, precision: NodePrecision) -> Box:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from clika_ref.export.target_comparison import TargetFacts
+from clika_ref.quantization.decision import ThresholdPrediction
 
 REPORT_VERSION = 1
 """Version of the data format, increased with each incompatible change."""
@@ -127,16 +128,6 @@ class ModuleRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIfRecord:
-    """Outcome of another threshold; ``sqnr`` in dB, None if nothing changes."""
-
-    threshold: float
-    layers: int
-    bytes: int
-    sqnr: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class ChosenRow:
     """The configuration that was chosen."""
 
@@ -195,7 +186,7 @@ class ReportContents:
     modules: Sequence[ModuleRecord]
     nodes: Sequence[NodeRecord]
     values: Sequence[ValueRecord]
-    what_if: Sequence[WhatIfRecord]
+    what_if: Sequence[ThresholdPrediction]
     chosen: ChosenRow | None
     targets: Sequence[TargetFacts]
     latency: LatencyRecord | None

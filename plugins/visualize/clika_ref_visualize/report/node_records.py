@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
-from clika_ref.export.explanation import NOT_REPORTED, Explanation, NodeFacts, find_planned_precisions
+from clika_ref.export.explanation import NOT_REPORTED, QDQ_OPERATORS, Explanation, NodeFacts, find_planned_precisions
 from clika_ref.quantization.decision import LayerReport, Quantization
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref_visualize.report.contents import NodeRecord, NodeState
-from clika_ref_visualize.report.file_bytes import BITS_PER_BYTE, bits_per_element
 from clika_ref_visualize.report.value_records import list_computing_nodes, trace_before_pairs
 
-
-@dataclass(frozen=True)
-class KnownFacts:
-    """Known facts about the nodes of a graph; unknown ones are empty."""
-
-    scheme: QuantizationScheme | None
-    """Scheme of the target, as configured."""
-    plan: Plan | None = None
-    quantization: Quantization | None = None
-    explanation: Explanation | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+BITS_PER_BYTE = 8
+"""Bits per byte."""
 
 
-def build_node_records(graph: Graph, known: KnownFacts, indices: Mapping[Value, int]) -> list[NodeRecord]:
+def build_node_records(
+    graph: Graph,
+    indices: Mapping[Value, int],
+    *,
+    scheme: QuantizationScheme | None,
+    plan: Plan | None,
+    quantization: Quantization | None,
+    explanation: Explanation | None,
+    seconds: Mapping[str, float],
+) -> list[NodeRecord]:
     """Return a record for each node of a graph in order, except quantize and dequantize nodes.
 
     Args:
         graph: the lowered graph.
-        known: known facts about its nodes.
         indices: index of each value among all values.
+        scheme: the quantization scheme of the target.
+        plan: the quantization plan of the graph; None for a float one.
+        quantization: the decision for each layer, if known.
+        explanation: the precisions that the runtime reports, if known.
+        seconds: the time of each node, as far as known.
     """
-    planned = find_planned_precisions(graph, known.scheme)
-    facts = {fact.name: fact for fact in known.explanation.nodes} if known.explanation else {}
-    layers = {layer.name: layer for layer in known.quantization.layers} if known.quantization else {}
-    floats = known.plan.floats if known.plan else {}
+    planned = find_planned_precisions(graph, scheme)
+    facts = {fact.name: fact for fact in explanation.nodes} if explanation else {}
+    layers = {layer.name: layer for layer in quantization.layers} if quantization else {}
+    floats = plan.floats if plan else {}
     records: list[NodeRecord] = []
     for node in list_computing_nodes(graph):
         layer, fact = layers.get(node.name), facts.get(node.name)
         precision = fact.planned if fact else planned.get(node, FLOAT_PRECISION)
         before, after, bits = count_weight_bytes(node)
-        reason = _find_float_reason(node, layer, fact, known.plan)
+        reason = _find_float_reason(node, layer, fact, plan)
         runs = None if fact is None else fact.runs
         inputs = dict.fromkeys(trace_before_pairs(v) for v in node.inputs if isinstance(v, Value))
         records.append(
@@ -63,7 +65,7 @@ def build_node_records(graph: Graph, known: KnownFacts, indices: Mapping[Value, 
                 layer.bytes_before if layer else before,
                 layer.bytes_after if layer else after,
                 layer.sensitivity if layer else None,
-                known.seconds.get(node.name),
+                seconds.get(node.name),
                 [indices[value] for value in inputs if value in indices],
                 [indices[value] for value in node.outputs],
             )
@@ -128,3 +130,34 @@ def _count_input_bits(node: Node) -> int:
         return 0
     is_quantized = trace_before_pairs(first) is not first and not trace_before_pairs(first).is_constant
     return BITS_PER_BYTE if is_quantized else first.type.dtype.itemsize * BITS_PER_BYTE
+
+
+def bits_per_element(constant: Value, reader: Node | None) -> int:
+    """Return the bits per element of a constant, as stored for its reader."""
+    bits = reader.attrs.get("bits") if reader is not None and reader.op_type in QDQ_OPERATORS else None
+    return bits or constant.type.dtype.itemsize * BITS_PER_BYTE
+
+
+def count_constant_bytes(graph: Graph) -> tuple[int, int]:
+    """Return the size in bytes of all used constants: in float without scales, and as stored.
+
+    Args:
+        graph: the lowered graph.
+    """
+    before = after = 0
+    for value in graph.constants.values():
+        uses = [use for use in value.uses if isinstance(use.user, Node)]
+        if not uses:
+            continue
+        reader = uses[0].user
+        assert isinstance(reader, Node)
+        count = value.type.element_count
+        after += count * bits_per_element(value, reader) // BITS_PER_BYTE
+        if not all(map(_is_scale, uses)):
+            before += count * (reader.output if reader.op_type in QDQ_OPERATORS else value).type.dtype.itemsize
+    return before, after
+
+
+def _is_scale(use: Use) -> bool:
+    """Whether a constant is used as a scale or zero point."""
+    return isinstance(use.user, Node) and use.user.op_type in QDQ_OPERATORS and use.position != 0

@@ -14,6 +14,7 @@ from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.targets import FLOAT_PRECISION, Target
+from clika_ref.core.types import TensorType
 from clika_ref.export.explanation import Explanation, explain_artifact
 from clika_ref.export.export import make_export_graph
 from clika_ref.export.target_comparison import TargetFacts, make_row, make_unsupported_row
@@ -21,10 +22,9 @@ from clika_ref.export.visualization import ReportFacts
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.report import NO_DECISIONS_MESSAGE, summarize_quantization
 from clika_ref.settings.settings import Settings
-from clika_ref_visualize.report.contents import ChosenRow, LatencyRecord, NodeRecord, ReportContents, WhatIfRecord
-from clika_ref_visualize.report.file_bytes import count_constant_bytes
+from clika_ref_visualize.report.contents import ChosenRow, LatencyRecord, NodeRecord, ReportContents
 from clika_ref_visualize.report.module_tree import build_module_records
-from clika_ref_visualize.report.node_records import KnownFacts, build_node_records
+from clika_ref_visualize.report.node_records import build_node_records, count_constant_bytes
 from clika_ref_visualize.report.reproduction import collect_reproduction, find_irreproducible_steps
 from clika_ref_visualize.report.value_records import build_value_records
 
@@ -71,8 +71,15 @@ def build_contents(subject: ReportFacts, step: Callable[[str], None]) -> ReportC
     results = _query_runtime(subject, written, step)
     values = build_value_records(written, plan, subject.table, quantization.observers if quantization else {})
     indices = {value: index for index, value in enumerate(values)}
-    known = KnownFacts(subject.target.scheme, plan, quantization, results.explanation, results.seconds)
-    nodes = build_node_records(written, known, indices)
+    nodes = build_node_records(
+        written,
+        indices,
+        scheme=subject.target.scheme,
+        plan=plan,
+        quantization=quantization,
+        explanation=results.explanation,
+        seconds=results.seconds,
+    )
     before, after = count_constant_bytes(written)
     own = [] if results.row is None else [results.row]
     return ReportContents(
@@ -82,7 +89,7 @@ def build_contents(subject: ReportFacts, step: Callable[[str], None]) -> ReportC
         summary=summarize_quantization(quantization) if quantization else "",
         inputs=[_format_value(value) for value in graph.inputs],
         outputs=[_format_value(value) for value in graph.outputs],
-        example=[f"{str(x.dtype).removeprefix('torch.')}{[*x.shape]}" for x in subject.example],
+        example=[str(TensorType.of(x)) for x in subject.example],
         parameters=sum(v.data.numel() for v in graph.constants.values() if isinstance(v.data, torch.nn.Parameter)),
         bytes_before=before,
         bytes_after=after,
@@ -90,9 +97,7 @@ def build_contents(subject: ReportFacts, step: Callable[[str], None]) -> ReportC
         modules=build_module_records(nodes),
         nodes=nodes,
         values=[*values.values()],
-        what_if=[WhatIfRecord(row.threshold, row.layers, row.bytes, row.sqnr) for row in quantization.what_if]
-        if quantization
-        else [],
+        what_if=quantization.what_if if quantization else [],
         chosen=_find_chosen_row(quantization, subject.settings) if quantization else None,
         targets=[*own, *subject.others],
         latency=_sum_latency(results, nodes),
@@ -127,7 +132,8 @@ def _query_artifact(
         return _RuntimeResults(bytes_of_file=size, unavailable={"runtime": reason, "latency": reason}, row=row)
     step("timing nodes")
     try:
-        seconds, reason = _profile_nodes(target, file, example), find_no_times_reason(target)
+        reason = find_no_times_reason(target)
+        seconds = {} if reason else target.profile(file, to_cpu(example))
     except TargetError as error:
         seconds, reason = {}, str(error)
     step("timing calls")
@@ -145,11 +151,6 @@ def find_no_times_reason(target: Target) -> str:
     if not target.has_node_times():
         return f"cannot report times: the target {target.name} does not implement `profile`."
     return target.unavailable_reason() or ""
-
-
-def _profile_nodes(target: Target, artifact: Artifact, example: Sequence[torch.Tensor]) -> Mapping[str, float]:
-    """Return the seconds of each node; empty for a target without node times."""
-    return {} if find_no_times_reason(target) else target.profile(artifact, to_cpu(example))
 
 
 def _sum_latency(results: _RuntimeResults, nodes: Sequence[NodeRecord]) -> LatencyRecord | None:

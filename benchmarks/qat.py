@@ -1,22 +1,26 @@
-"""Steps of training of one model in turn, in float and on each road: ``python -m benchmarks.qat.steps resnet18 9``."""
+"""Time steps of training on each road, and print how many times as long as in float they take."""
 
 from __future__ import annotations
 
 import copy
 import importlib
-import json
 import logging
-import sys
+import statistics
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.measuring import in_turn, processor_seconds
-from benchmarks.models import MODELS
+from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, ratio, verdict
+from benchmarks.models import MODELS, Encoder
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.reporting.tables import print_table
+
+LIMIT = 2.0
+"""Of a float step (issue 6)."""
 
 WARM_UP = 2
 
@@ -26,40 +30,14 @@ SMALL_STEP = 1e-4
 EVERY_LAYER = QuantizationSettings(quantization_sensitivity_threshold=1e9)
 
 
-class _Encoder(nn.Module):
-    """Four layers of a transformer, without dropout, which ours leaves out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.encoder(x)
-
-
 SUBJECTS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "resnet18": lambda: (MODELS["resnet18"]().make(), torch.randn(16, 3, 64, 64)),
-    "encoder": lambda: (_Encoder().eval(), torch.randn(16, 64, 256)),
+    "encoder": lambda: (Encoder(256, 4).eval(), torch.randn(16, 64, 256)),
 }
 
 
-def floating(model: nn.Module, _: torch.Tensor) -> nn.Module:
-    """Train in float, norms being those of the batch."""
-    return model
-
-
-def train_quantized(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Train in integers, norms being frozen."""
-    return _compile_module(model, x)
-
-
-def train_quantized_live(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Train in integers, norms being those of the batch."""
-    return _compile_module(model, x, batch_norm="live")
-
-
-def _compile_module(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.Module:
+def compile_quantized(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.Module:
+    """Compile with every layer in INT8."""
     return clika_compile(
         model,
         calibration_inputs=[x],
@@ -86,9 +64,9 @@ def torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
 
 
 TRAINING_METHODS = {
-    "float": floating,
-    "ours": train_quantized,
-    "ours, live norms": train_quantized_live,
+    "float": lambda model, _: model,
+    "ours": compile_quantized,
+    "ours, live norms": partial(compile_quantized, batch_norm="live"),
     "NNCF": nncf,
     "torchao": torchao,
 }
@@ -127,5 +105,21 @@ def main(name: str, rounds: str) -> dict[str, Any]:
     return {"seconds": in_turn(steps, int(rounds)), "lacking": lacking}
 
 
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+def run(names: Names = None, rounds: int = 9) -> None:
+    """One step of training in integers, against float, NNCF's and torchao's; not part of all."""
+    rows: list[tuple[str, ...]] = []
+    worst, compared = 0.0, 0.0
+    for name in names or SUBJECTS:
+        found = in_fresh_process("benchmarks.qat", name, str(rounds))
+        seconds = found["seconds"]
+        for method, times in seconds.items():
+            figure = ratio(times, seconds["float"])
+            rows.append((name, method, f"{statistics.median(times) * 1e3:.1f} ms", f"{figure:.2f}"))
+            worst = max(worst, figure) if method.startswith("ours") else worst
+        rows += [(name, method, "makes none", reason) for method, reason in found["lacking"].items()]
+        peers = [ratio(seconds["ours"], seconds[method]) for method in ("NNCF", "torchao") if method in seconds]
+        compared = max(compared, *peers) if peers else compared
+    title = "One step: forward, backward, SGD; in turn, one thread, processor time"
+    print_table(("model", "road", "step", "times a float step"), rows, title=title)
+    print(f"Worst ratio to float: {verdict(worst, LIMIT)}")
+    print(f"Worst ratio to a peer: {verdict(compared, 1.0)}" if compared else "No peer is installed")
