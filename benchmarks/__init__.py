@@ -1,1 +1,1 @@
-"""What the project promises in numbers, measured: ``python -m benchmarks``, or one part of it by name."""
+"""Measure the figures that the project promises: ``python -m benchmarks``, or one part of them by name."""

@@ -1,4 +1,4 @@
-"""The command line: every benchmark, or one of them by name."""
+"""The command line: run every benchmark, or one by name."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def ptq(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "o
 
 @app.command()
 def qat(names: Names = None, rounds: int = 9) -> None:
-    """One step of training in integers, against float, NNCF's and torchao's; not part of all."""
+    """One step of quantization-aware training, compared with float, NNCF and torchao; not part of all."""
     training_part.run(names, rounds)
 
 
 @app.command()
 def pruning(names: Names = None) -> None:
-    """Four models without half of their channels: latency, size and MACs against the whole ones; not part of all."""
+    """Four models with half of their channels removed: latency, size and MACs relative to the originals; not in all."""
     pruning_part.run(names)
 
 
@@ -94,13 +94,13 @@ def efficientnet(rounds: int = efficientnet_part.ROUNDS, crops: int = efficientn
 
 @app.command()
 def checkpoints(names: Names = None, rounds: int = 9) -> None:
-    """Files of saved modules: size against what weights need, loading against safetensors' own; not part of all."""
+    """Size of saved modules relative to their weights, and load time relative to safetensors; not part of all."""
     checkpoints_part.run(names, rounds)
 
 
 @app.command()
 def targets(names: Names = None) -> None:
-    """Twenty architectures for TensorRT and OpenVINO: rules broken, what is planned and run; not part of all."""
+    """Twenty architectures for TensorRT and OpenVINO: violations, planned and actual precision; not part of all."""
     targets_part.run(names)
 
 
@@ -112,7 +112,7 @@ def report(names: Names = None, rounds: int = 5) -> None:
 
 @app.command()
 def attention(names: Names = None) -> None:
-    """The products of attention in integers, in OpenVINO and ONNX Runtime: latency and SQNR; not part of all."""
+    """INT8 matrix products of attention, in OpenVINO and ONNX Runtime: latency and SQNR; not part of all."""
     attention_part.run(names)
 
 

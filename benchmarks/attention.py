@@ -1,7 +1,8 @@
-"""What integers do to the products of attention, each of two computed values, which no target plans: latency and SQNR.
+"""Measure INT8 for the matrix products of attention, which no target quantizes: latency and SQNR.
 
-They are put into the file that a quantized module is exported to: from 0 on for what a softmax returns, signed ones
-around 0 for what stands second, as both runtimes multiply them, and what each of them takes for queries.
+Each product reads two activations. The script quantizes them in the file of a quantized module: outputs of softmax
+unsigned from 0, second operands signed and symmetric, as both runtimes multiply them, and queries as each runtime
+supports them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, ratio
-from benchmarks.ptq.judging import compare_outputs, outputs
+from benchmarks.measuring import measure_processor_seconds, median_ratio, run_in_fresh_process, run_in_turn
+from benchmarks.ptq.judging import compare_outputs, compute_outputs
 from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES
 from benchmarks.ptq.subjects import SUBJECTS, Batch, Prepared
@@ -62,22 +63,22 @@ class Block(torch.nn.Module):
 
 
 def _block(batch: int, tokens: int, width: int, heads: int) -> Callable[[], Prepared]:
-    def made() -> Prepared:
+    def make_block() -> Prepared:
         spread = torch.Generator().manual_seed(0)
         data = [{"x": torch.randn(size, tokens, width, generator=spread)} for size in (2 * batch, batch) * 2]
         return Prepared(Block(width, heads).eval(), data[:2], data[:1:-1], None, is_transformer=True)
 
-    return made
+    return make_block
 
 
 def _subject(name: str) -> Callable[[], Prepared]:
-    def made() -> Prepared:
+    def make_block() -> Prepared:
         found = SUBJECTS[name]()
         first, *others = found.test()
         single, rest = ({name: tensor[part] for name, tensor in first.items()} for part in (slice(1), slice(1, None)))
         return Prepared(found.make(), found.calibration(), [single, rest, *others], None, is_transformer=True)
 
-    return made
+    return make_block
 
 
 MODELS: Mapping[str, Callable[[], Prepared]] = {
@@ -90,7 +91,7 @@ MODELS: Mapping[str, Callable[[], Prepared]] = {
 
 def run(names: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
-    rows = [row for name in names or MODELS for row in in_fresh_process("benchmarks.attention", name)]
+    rows = [row for name in names or MODELS for row in run_in_fresh_process("benchmarks.attention", name)]
     print_table(COLUMNS, rows)
 
 
@@ -115,11 +116,11 @@ def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple
             onnx.save(attention.in_integers(kinds, ranges), file)
             runs[variant] = opened(file)
         feed = {name: tensor.numpy() for name, tensor in prepared.test[0].items()}
-        calls = {name: lambda one=one: processor_seconds(lambda: one(feed)) for name, one in runs.items()}
-        seconds = in_turn(calls, ROUNDS)
+        calls = {name: lambda one=one: measure_processor_seconds(lambda: one(feed)) for name, one in runs.items()}
+        seconds = run_in_turn(calls, ROUNDS)
         for variant, one in runs.items():
-            found = compare_outputs(outputs(one, prepared.test).reshape(exact.shape), exact, prepared)
-            slower = ratio(seconds[variant], seconds["as planned"])
+            found = compare_outputs(compute_outputs(one, prepared.test).reshape(exact.shape), exact, prepared)
+            slower = median_ratio(seconds[variant], seconds["as planned"])
             numbers = (f"{found['sqnr']:.1f} dB", f"{found['cosine']:.4f}")
             row = runtime, variant, f"{statistics.median(seconds[variant]) * 1e3:.2f}", f"{slower:.2f}", *numbers
             print(row, file=sys.stderr)
@@ -135,7 +136,7 @@ class Attention:
 
     @property
     def products(self) -> dict[str, str]:
-        """Of each such product, by the name of what it makes, which of the two it is."""
+        """Return the type of each such product, by the name of its output."""
         fixed, found, softmax = {i.name for i in self.model.graph.initializer}, dict[str, str](), set[str]()
         for node in self.model.graph.node:
             if all(name in fixed for name in node.input):
@@ -147,7 +148,7 @@ class Attention:
         return found
 
     def ranges(self, batches: Sequence[Batch]) -> dict[str, tuple[float, float]]:
-        """Return the least and the greatest element of what these products read."""
+        """Return the minimum and maximum of the inputs of these products."""
         import onnxruntime  # noqa: PLC0415 - the table needs none of it
 
         shown, matrix_products = onnx.ModelProto(), self.products

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.measuring import in_turn, processor_seconds
+from benchmarks.measuring import measure_processor_seconds, run_in_turn
 from benchmarks.models import MODELS
 from clika_ref import clika_compile
 
@@ -49,14 +49,14 @@ def main(name: str, rounds: str) -> dict[str, list[float]]:
     warnings.simplefilter("ignore")
     torch.backends.mha.set_fastpath_enabled(False)  # one fused call that no export shows; off for both
     eager, x = CALLS[name]()
-    ours = clika_compile(copy.deepcopy(eager), tracing_inputs=[x, x[: max(1, len(x) // 2)]] if len(x) > 1 else [x])
+    module = clika_compile(copy.deepcopy(eager), tracing_inputs=[x, x[: max(1, len(x) // 2)]] if len(x) > 1 else [x])
     with torch.no_grad():
         candidates = {
-            "ours": lambda: processor_seconds(lambda: ours(x)),
-            "eager": lambda: processor_seconds(lambda: eager(x)),
+            "clika-ref": lambda: measure_processor_seconds(lambda: module(x)),
+            "eager": lambda: measure_processor_seconds(lambda: eager(x)),
         }
-        in_turn(candidates, WARM_UP)
-        return in_turn(candidates, int(rounds))
+        run_in_turn(candidates, WARM_UP)
+        return run_in_turn(candidates, int(rounds))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files of saved modules: size beside the bytes that weights need, and time to load beside safetensors' own."""
+"""Compare the size of saved modules with the bytes of their weights, and their load time with safetensors' own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, verdict
+from benchmarks.measuring import format_verdict, measure_processor_seconds, run_in_fresh_process, run_in_turn
 from benchmarks.models import MODELS
 from benchmarks.qat import steps
 
@@ -43,7 +43,7 @@ SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = steps.SUB
 
 
 def count_needed_bytes(module: ClikaModule) -> int:
-    """Return what the weights of a quantized module need: integers in their bits, scales, and what stays float."""
+    """Return the bytes that the weights of a quantized module need: packed integers, scales and float weights."""
     quantized, graph, registry = module.clika_state.quantized, module.graph, load_registry()
     assert quantized is not None
     stored = find_storable_weights(graph, quantized.plan, target_of(quantized, registry), registry)
@@ -54,7 +54,7 @@ def count_needed_bytes(module: ClikaModule) -> int:
 
 
 def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
-    """Quantize and save one model, and load it in turn with what safetensors alone reads of the file."""
+    """Quantize and save one model, and time its loading in turn with safetensors alone."""
     torch.manual_seed(0)
     model, x = SUBJECTS[name]()
     with torch.no_grad():
@@ -68,13 +68,13 @@ def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
     )
     with TemporaryDirectory() as folder:
         file = Path(folder) / name
-        saving = processor_seconds(lambda: module.clika_save(file))
+        saving = measure_processor_seconds(lambda: module.clika_save(file))
         loads = {
-            "ours": lambda: processor_seconds(lambda: ClikaModule.clika_load(file)),
-            "safetensors": lambda: processor_seconds(lambda: safetensors.torch.load_file(file)),
+            "clika-ref": lambda: measure_processor_seconds(lambda: ClikaModule.clika_load(file)),
+            "safetensors": lambda: measure_processor_seconds(lambda: safetensors.torch.load_file(file)),
         }
-        in_turn(loads, 1)
-        seconds = in_turn(loads, int(rounds))
+        run_in_turn(loads, 1)
+        seconds = run_in_turn(loads, int(rounds))
         return {
             "bytes": file.stat().st_size,
             "needed": count_needed_bytes(module),
@@ -89,8 +89,10 @@ def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
     size, slower = 0.0, 0.0
     for name in names or SUBJECTS:
         for settings in SETTINGS:
-            found = in_fresh_process("benchmarks.checkpoints", name, settings, str(rounds))
-            clika_ref, torch_save = (statistics.median(found["seconds"][method]) for method in ("ours", "safetensors"))
+            found = run_in_fresh_process("benchmarks.checkpoints", name, settings, str(rounds))
+            clika_ref, torch_save = (
+                statistics.median(found["seconds"][method]) for method in ("clika-ref", "safetensors")
+            )
             size = max(size, (found["bytes"] - SPARE_BYTES) / found["needed"])
             slower = max(slower, clika_ref - torch_save)
             rows.append(
@@ -108,8 +110,8 @@ def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
     title = "Saved modules; loads in turn, one thread, processor time, plugins loaded before"
     header = ("model", "weights", "file", "file / needed", "saving", "loading", "safetensors", "ratio")
     print_table(header, rows, title=title)
-    print(f"Largest file, less 200 KB, to what its weights need: {verdict(size, LARGER)}")
-    print(f"Seconds of loading beyond safetensors' own: {verdict(slower, SLOWER_S)}")
+    print(f"Largest file, less 200 KB, to what its weights need: {format_verdict(size, LARGER)}")
+    print(f"Seconds of loading beyond safetensors' own: {format_verdict(slower, SLOWER_S)}")
 
 
 if __name__ == "__main__":

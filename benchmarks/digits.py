@@ -1,4 +1,4 @@
-"""What training leaves of the accuracy on digits after each compression, and what half of the channels save."""
+"""Measure the accuracy on digits after each compression and training, and the savings of half the channels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measuring import in_fresh_process, verdict
-from benchmarks.ptq.digits import BATCH, convolutional, data, depthwise, train_network
+from benchmarks.measuring import format_verdict, run_in_fresh_process
+from benchmarks.ptq.digits import BATCH, load_data, make_convolutional, make_depthwise, train_network
 from clika_ref import (
     ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
@@ -38,8 +38,8 @@ TIMES_FASTER = 1.6
 """Of the artifact without half of its channels, at least (issue 6)."""
 
 
-def dense() -> nn.Module:
-    """Return linear layers, whose weights ONNX Runtime takes in four bits."""
+def make_dense_network() -> nn.Module:
+    """Return linear layers, whose weights ONNX Runtime supports in INT4."""
     return nn.Sequential(
         *(nn.Flatten(), nn.Linear(64, 256), nn.ReLU()),
         *(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)),
@@ -48,7 +48,7 @@ def dense() -> nn.Module:
 
 @dataclass(frozen=True)
 class Compression:
-    """A compression of a network, after which it is trained."""
+    """A compression of a network, which is then trained."""
 
     build: Callable[[], nn.Module]
     settings: Mapping[str, Any]
@@ -75,14 +75,14 @@ LIVE_NORM_SETTINGS = {"batch_norm": "live"}
 """What is pruned has other statistics than before."""
 
 COMPRESSIONS: Mapping[str, Compression] = {
-    "INT8": Compression(convolutional, INT8_SETTINGS, 0.0),
-    "INT8, depthwise": Compression(depthwise, INT8_SETTINGS, 0.0, epochs=30, rate=3e-4),
-    "INT4 weights": Compression(dense, FOUR_BITS, 0.5),
+    "INT8": Compression(make_convolutional, INT8_SETTINGS, 0.0),
+    "INT8, depthwise": Compression(make_depthwise, INT8_SETTINGS, 0.0, epochs=30, rate=3e-4),
+    "INT4 weights": Compression(make_dense_network, FOUR_BITS, 0.5),
     "2:4": Compression(
-        convolutional, {"pruning_settings": PruningSettings("2:4", None)} | LIVE_NORM_SETTINGS, 0.2, rate=1e-3
+        make_convolutional, {"pruning_settings": PruningSettings("2:4", None)} | LIVE_NORM_SETTINGS, 0.2, rate=1e-3
     ),
     "half of the channels": Compression(
-        convolutional,
+        make_convolutional,
         {"pruning_settings": PruningSettings("structured", None, 0.5)} | LIVE_NORM_SETTINGS,
         0.5,
         epochs=30,
@@ -93,8 +93,8 @@ COMPRESSIONS: Mapping[str, Compression] = {
 
 
 def fine_tune(module: ClikaModule, teacher: nn.Module, compression: Compression, seed: int) -> ClikaModule:
-    """Train a module on the digits, and on what the original says of them."""
-    images, labels, *_ = data()
+    """Train a module on the digits, with the original as teacher."""
+    images, labels, *_ = load_data()
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], compression.rate)
     steps = compression.epochs * (len(images) // BATCH)
@@ -114,9 +114,9 @@ def fine_tune(module: ClikaModule, teacher: nn.Module, compression: Compression,
     return module
 
 
-def accuracy(run: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """Return the per cent of the test images that are told right."""
-    *_, images, labels = data()
+def measure_accuracy(run: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """Return the accuracy on the test images in per cent."""
+    *_, images, labels = load_data()
     with torch.no_grad():
         return 100 * (run(images).argmax(1) == labels).float().mean().item()
 
@@ -126,10 +126,10 @@ def measure(name: str, seed: str) -> dict[str, float]:
     torch.manual_seed(int(seed))
     compression, target = COMPRESSIONS[name], load_registry().targets["onnxruntime"]
     teacher = train_network(compression.build(), int(seed))
-    images, *_ = data()
+    images, *_ = load_data()
     batches = list(images[: BATCH * 16].split(BATCH))
 
-    def compiled(**settings: Any) -> ClikaModule:
+    def compile_network(**settings: Any) -> ClikaModule:
         return clika_compile(
             copy.deepcopy(teacher),
             tracing_inputs=[images[:BATCH], images[: BATCH - 1]],
@@ -139,26 +139,32 @@ def measure(name: str, seed: str) -> dict[str, float]:
         )
 
     with TemporaryDirectory() as folder:
-        module = compiled(**compression.settings)
-        before = accuracy(module)
+        module = compile_network(**compression.settings)
+        before = measure_accuracy(module)
         artifact = fine_tune(module, teacher, compression, int(seed)).clika_export(Path(folder) / "after.onnx")
         session = target.load(artifact)
-        found = {"float": accuracy(teacher), "before": before, "after": accuracy(lambda x: session([x])[0])}
+        found = {
+            "float": measure_accuracy(teacher),
+            "before": before,
+            "after": measure_accuracy(lambda x: session([x])[0]),
+        }
         if compression.is_timed:
-            whole = target.load(compiled().clika_export(Path(folder) / "before.onnx"))
+            whole = target.load(compile_network().clika_export(Path(folder) / "before.onnx"))
             found["faster"] = 1 / measure_seconds_and_ratio(session, [images[:BATCH]], whole, [images[:BATCH]])[1]
     return found
 
 
 def run(names: Sequence[str] | None = None, seeds: int = SEEDS) -> None:
-    """Measure and print a row for each road, and whether it loses no more than it may."""
+    """Measure and print a row for each compression, and whether its accuracy loss is within its limit."""
     rows: list[Sequence[object]] = []
     verdicts: list[str] = []
     for name in names or COMPRESSIONS:
-        found = [in_fresh_process("benchmarks.digits", name, str(seed)) for seed in range(seeds)]
+        found = [run_in_fresh_process("benchmarks.digits", name, str(seed)) for seed in range(seeds)]
         mean = {key: statistics.mean(each[key] for each in found) for key in found[0]}
         rows.append((name, *(f"{mean[key]:.2f} %" for key in ("float", "before", "after"))))
-        verdicts.append(f"{name}: points lost: {verdict(mean['float'] - mean['after'], COMPRESSIONS[name].points)}")
+        verdicts.append(
+            f"{name}: points lost: {format_verdict(mean['float'] - mean['after'], COMPRESSIONS[name].points)}"
+        )
         if "faster" in mean:
             is_met = "reached" if mean["faster"] >= TIMES_FASTER else "MISSED"
             verdicts.append(f"{name}: {mean['faster']:.2f} times faster of at least {TIMES_FASTER}: {is_met}")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.measuring import geometric_mean, in_fresh_process, ratio, verdict
+from benchmarks.measuring import format_verdict, geometric_mean, median_ratio, run_in_fresh_process
 from clika_ref.reporting.tables import print_table
 
 NAMES = (
@@ -26,7 +26,7 @@ FIGURES = {
 }
 """On a busy machine the processor's time is the one to trust; waiting for the disk is not in it."""
 
-COLUMNS = ("model", "ours", "torch.onnx", "floor", "/onnx", "cpu /onnx", "/floor", "cpu /floor")
+COLUMNS = ("model", "clika-ref", "torch.onnx", "floor", "/onnx", "cpu /onnx", "/floor", "cpu /floor")
 COLUMNS += ("peak", "its peak", "peak ratio", "our stages")
 
 
@@ -42,29 +42,28 @@ def run(names: Sequence[str] | None = None, rounds: int = 3) -> None:
     print_table(COLUMNS, rows, title="Module to file, dynamic batch; one process, in turn; peaks in fresh processes")
     for (label, limit), column in zip(FIGURES.items(), zip(*ratios, strict=True), strict=True):
         over = [f"{name} {figure:.2f}" for name, figure in zip(names or NAMES, column, strict=True) if figure > limit]
-        print(
-            f"Geometric mean of {label}: {verdict(geometric_mean(column), limit)}; over it: {', '.join(over) or 'none'}"
-        )
+        verdict = format_verdict(geometric_mean(column), limit)
+        print(f"Geometric mean of {label}: {verdict}; over it: {', '.join(over) or 'none'}")
 
 
 def _row(name: str, rounds: int) -> tuple[tuple[Any, ...], tuple[float, ...]]:
-    found = in_fresh_process("benchmarks.export_methods", "time", name, str(rounds))
+    found = run_in_fresh_process("benchmarks.export_methods", "time", name, str(rounds))
     peaks = {
-        method: in_fresh_process("benchmarks.export_methods", "memory", name, method)["peak"]
-        for method in ("ours", "theirs")
+        method: run_in_fresh_process("benchmarks.export_methods", "memory", name, method)["peak"]
+        for method in ("clika-ref", "torch.onnx")
     }
     against = {
-        other: [ratio(found[kind]["ours"], found[kind][other]) for kind in ("clock", "processor")]
-        for other in ("theirs", "floor")
+        other: [median_ratio(found[kind]["clika-ref"], found[kind][other]) for kind in ("clock", "processor")]
+        for other in ("torch.onnx", "floor")
     }
-    memory = peaks["ours"] / max(peaks["theirs"], 1)
+    memory = peaks["clika-ref"] / max(peaks["torch.onnx"], 1)
     stages = {s: statistics.median(t[s] for t in found["stages"]) for s in found["stages"][0]}
     row = (
         name,
-        *(f"{statistics.median(found['clock'][method]):.2f} s" for method in ("ours", "theirs", "floor")),
-        *(f"{figure:.2f}" for figure in (*against["theirs"], *against["floor"])),
-        *(f"{peaks[method] / 1e6:,.0f} MB" for method in ("ours", "theirs")),
+        *(f"{statistics.median(found['clock'][method]):.2f} s" for method in ("clika-ref", "torch.onnx", "floor")),
+        *(f"{figure:.2f}" for figure in (*against["torch.onnx"], *against["floor"])),
+        *(f"{peaks[method] / 1e6:,.0f} MB" for method in ("clika-ref", "torch.onnx")),
         f"{memory:.2f}",
         ", ".join(f"{s} {t:.2f}" for s, t in stages.items()),
     )
-    return row, (*against["theirs"], *against["floor"], memory)
+    return row, (*against["torch.onnx"], *against["floor"], memory)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measuring import in_turn, peak_bytes
+from benchmarks.measuring import read_peak_bytes, run_in_turn
 from benchmarks.models import MODELS, Model
 from clika_ref import ClikaCompileOptions, clika_compile
 from clika_ref.core.registry import load_registry
@@ -26,7 +26,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def export_with_clika_ref(model: torch.nn.Module, small: Inputs, large: Inputs, path: Path) -> Any:
-    """Compile and export; the comparison in the runtime, which the others do not make, is left out."""
+    """Compile and export without the comparison in the runtime, which the other methods do not make."""
     options = ClikaCompileOptions(compare_after_export=False)
     compiled = clika_compile(model, tracing_inputs=[small, large], clika_compile_options=options)
     compiled.clika_export(path)
@@ -38,13 +38,13 @@ def export_with_torch(model: torch.nn.Module, _: Inputs, large: Inputs, path: Pa
     torch.onnx.export(model, (), path, kwargs=large, dynamo=True, dynamic_shapes=_dynamic(large), verbose=False)
 
 
-def floor(model: torch.nn.Module, _: Inputs, large: Inputs, path: Path, written: bytes = b"") -> None:
-    """Trace, and write bytes that are known already: what any road through torch.export costs at least."""
+def write_floor_artifact(model: torch.nn.Module, _: Inputs, large: Inputs, path: Path, written: bytes = b"") -> None:
+    """Trace, and write given bytes: the least cost of any method that uses torch.export."""
     torch.export.export(model, (), large, dynamic_shapes=_dynamic(large), strict=False)
     path.write_bytes(written)
 
 
-EXPORT_METHODS: dict[str, Callable[..., Any]] = {"ours": export_with_clika_ref, "theirs": export_with_torch}
+EXPORT_METHODS: dict[str, Callable[..., Any]] = {"clika-ref": export_with_clika_ref, "torch.onnx": export_with_torch}
 
 
 def _dynamic(inputs: Inputs) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _dynamic(inputs: Inputs) -> dict[str, Any]:
 
 
 class _Tiny(torch.nn.Module):
-    """What both roads are warmed up with: imports and first calls count for neither."""
+    """Warms up both methods, so that neither is charged for imports and first calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,24 +63,26 @@ class _Tiny(torch.nn.Module):
 
 
 def warm_up(folder: Path) -> None:
-    """Go down every road with a tiny model."""
-    for method in (*EXPORT_METHODS.values(), floor):
+    """Run every method with a tiny model."""
+    for method in (*EXPORT_METHODS.values(), write_floor_artifact):
         method(_Tiny().eval(), {"x": torch.randn(1, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}, folder / "tiny.onnx")
 
 
 def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
-    """Return the seconds of every round on each road, by the clock and of the processor, and those of our stages."""
+    """Return the wall and processor seconds of every round of each method, and those of clika-ref's stages."""
     small, large = model.inputs(1), model.inputs(2)
     stages: list[dict[str, float]] = []
-    processor: dict[str, list[float]] = {"ours": [], "theirs": [], "floor": []}
-    path = folder / "ours.onnx"
+    processor: dict[str, list[float]] = {"clika-ref": [], "torch.onnx": [], "floor": []}
+    path = folder / "clika-ref.onnx"
     export_with_clika_ref(model.make(), small, large, path)
     written = path.read_bytes()
 
     def go(method: Callable[..., Any], name: str, **options: Any) -> float:
         made = model.make()
         target = folder / f"{name}.onnx"
-        target.unlink(missing_ok=True)  # all write a new file: ours would keep the old one until the new one is whole
+        target.unlink(
+            missing_ok=True
+        )  # all write a new file: clika-ref would keep the old one until the new one is complete
         start, busy = time.perf_counter(), time.process_time()
         result = method(made, small, large, target, **options)
         seconds = time.perf_counter() - start
@@ -89,11 +91,11 @@ def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
             stages.append(dict(result.timings))
         return seconds
 
-    found = in_turn(
+    found = run_in_turn(
         {
-            "ours": lambda: go(export_with_clika_ref, "ours"),
-            "theirs": lambda: go(export_with_torch, "theirs"),
-            "floor": lambda: go(floor, "floor", written=written),
+            "clika-ref": lambda: go(export_with_clika_ref, "clika-ref"),
+            "torch.onnx": lambda: go(export_with_torch, "torch.onnx"),
+            "floor": lambda: go(write_floor_artifact, "floor", written=written),
         },
         rounds,
     )
@@ -101,12 +103,12 @@ def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def measure_memory(model: Model, method: str, folder: Path) -> dict[str, Any]:
-    """Return by how much one road raises the peak of a process that holds the model and the inputs already."""
+    """Return how much one method raises the peak memory of a process with the model and the inputs."""
     small, large, made = model.inputs(1), model.inputs(2), model.make()
     gc.collect()
-    before = peak_bytes()
+    before = read_peak_bytes()
     EXPORT_METHODS[method](made, small, large, folder / "model.onnx")
-    return {"peak": peak_bytes() - before, "before": before}
+    return {"peak": read_peak_bytes() - before, "before": before}
 
 
 def main(unit: str, name: str, option: str) -> dict[str, Any]:

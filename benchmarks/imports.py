@@ -1,4 +1,4 @@
-"""What ``import clika_ref`` adds to ``import torch``, what the command line takes, and what neither must load."""
+"""Time ``import clika_ref`` on top of ``import torch`` and the command line, and check the imported modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.measuring import ROOT, in_turn, verdict
+from benchmarks.measuring import ROOT, format_verdict, run_in_turn
 from clika_ref.reporting.tables import print_table
 
 LIMIT_S = 0.3
@@ -34,7 +34,7 @@ def run(rounds: int = 9) -> None:
     """Measure and print."""
     loaded: dict[str, str] = {}
 
-    def measured(name: str) -> float:
+    def measure_import(name: str) -> float:
         program = PROGRAM.format(statement=STATEMENTS[name], unwanted=LAZY_MODULES)
         command = [sys.executable, "-W", "ignore", "-c", program]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 - our own program
@@ -42,8 +42,8 @@ def run(rounds: int = 9) -> None:
         loaded[name] = ", ".join(modules) or "none"
         return float(seconds)
 
-    candidates: dict[str, Callable[[], float]] = {name: partial(measured, name) for name in STATEMENTS}
-    found = in_turn(candidates, rounds)
+    candidates: dict[str, Callable[[], float]] = {name: partial(measure_import, name) for name in STATEMENTS}
+    found = run_in_turn(candidates, rounds)
     added = {
         name: statistics.median(a - b for a, b in zip(seconds, found["torch"], strict=True))
         for name, seconds in found.items()
@@ -54,6 +54,6 @@ def run(rounds: int = 9) -> None:
     ]
     print_table(("statement", "median", "added", f"loaded of {', '.join(LAZY_MODULES)}"), rows, title="Import")
     for name in ("clika_ref", "clika_compile"):
-        print(f"{STATEMENTS[name]}: seconds added to torch: {verdict(added[name], LIMIT_S)}")
+        print(f"{STATEMENTS[name]}: seconds added to torch: {format_verdict(added[name], LIMIT_S)}")
     single = statistics.median(found["command line"])
-    print(f"{STATEMENTS['command line']}: seconds, without torch: {verdict(single, LIMIT_S)}")
+    print(f"{STATEMENTS['command line']}: seconds, without torch: {format_verdict(single, LIMIT_S)}")

@@ -1,6 +1,6 @@
 """Measure side by side: runs of several candidates in turn, fresh processes, and medians of ratios.
 
-Whatever else the machine does hits every candidate alike that way, so ratios hold where seconds do not.
+Other load on the machine then slows every candidate alike, so ratios are reliable even if seconds are not.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ BUNDLED = "aten,cleanup,onnxruntime,openvino,tensorrt,visualize"
 """The plugins whose work is measured."""
 
 
-def in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def run_in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Run every candidate once a round, each round starting with another one; return the seconds that each reported."""
     found: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
     for number in range(rounds):
         start = number % len(names)
         for name in names[start:] + names[:start]:
-            gc.collect()  # what one candidate leaves behind must not be cleared up in the time of the next
+            gc.collect()  # garbage of one candidate must not be collected in the time of the next
             found[name].append(candidates[name]())
     return found
 
 
-def processor_seconds(call: Callable[[], Any]) -> float:
-    """Return the processor time of a call: on one thread its duration, less what other programs take."""
+def measure_processor_seconds(call: Callable[[], Any]) -> float:
+    """Return the processor time of a call: on one thread its duration, less the time of other programs."""
     start = time.process_time()
     call()
     return time.process_time() - start
 
 
-def ratio(first: Iterable[float], second: Iterable[float]) -> float:
-    """Return the median of the ratios of runs that stood beside each other."""
+def median_ratio(first: Iterable[float], second: Iterable[float]) -> float:
+    """Return the median of the ratios of paired runs."""
     return statistics.median(a / b for a, b in zip(first, second, strict=True))
 
 
@@ -54,11 +54,11 @@ def geometric_mean(numbers: Iterable[float]) -> float:
     return math.exp(sum(logarithms) / len(logarithms))
 
 
-def in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -> Any:
-    """Run a module in an interpreter of its own; return what its last line of output says as JSON.
+def run_in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -> Any:
+    """Run a module in an interpreter of its own; return the JSON in the last line of its output.
 
-    On one thread and with the bundled plugins, unless the environment says otherwise: threads that fight over cores
-    measure the fight. Where peers take as many as they like, so may we: ``on_one_thread=False``.
+    By default it runs on one thread with the bundled plugins, because threads that compete for cores disturb the
+    measurement. Use ``on_one_thread=False`` if the peers use as many threads as they like.
     """
     own = {"CLIKA_REF_QUIET": "1", "CLIKA_REF_PLUGINS": BUNDLED}
     own |= {"OMP_NUM_THREADS": "1"} if on_one_thread else {}
@@ -71,15 +71,15 @@ def in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def peak_bytes() -> int:
-    """Return the most memory that this process has held so far.
+def read_peak_bytes() -> int:
+    """Return the peak memory of this process so far.
 
-    A process starts with the peak of the one that started it, so measure in children of one that stays small.
+    A process starts with the peak of its parent, so measure in children of a small process.
     """
     unit = 1 if sys.platform == "darwin" else 1024  # kilobytes, except on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def verdict(value: float, limit: float) -> str:
-    """Say whether a figure is reached."""
+def format_verdict(value: float, limit: float) -> str:
+    """Return a line that states whether a figure is within its limit."""
     return f"{value:.2f} of at most {limit:.2f}: {'reached' if value <= limit else 'MISSED'}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import conftest  # noqa: F401 - lets torchvision and transformers import beside a torch without CUDA, so it comes first
+import conftest  # noqa: F401 - lets torchvision and transformers import with a torch without CUDA, so it comes first
 
 # isort: split
 import torch
@@ -19,7 +19,7 @@ VOCABULARY = 1000
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and keyword arguments for a call of it with a given batch."""
+    """A model, and the keyword arguments of a call with a given batch."""
 
     build: Callable[[], torch.nn.Module]
     inputs: Callable[[int], dict[str, torch.Tensor]]

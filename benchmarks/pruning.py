@@ -1,4 +1,4 @@
-"""Channels and heads removed: latency, size and products of four models in ONNX Runtime, against the same in float."""
+"""Remove channels and heads: latency, size and MACs of four models in ONNX Runtime, relative to the originals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from benchmarks.measuring import geometric_mean, in_fresh_process
+from benchmarks.measuring import geometric_mean, run_in_fresh_process
 from clika_ref import ClikaModule, PruningSettings, clika_compile
 from clika_ref.compiled.latency import measure_seconds_and_ratio
 from clika_ref.core.registry import load_registry
@@ -28,7 +28,7 @@ SHARE = 0.5
 
 
 class GroupedQueryBlock(nn.Module):
-    """A block of a language model: sixteen query heads on four of key and value, and a gated layer behind them."""
+    """A block of a language model: sixteen query heads on four of key and value, and a gated layer after them."""
 
     def __init__(self, dim: int = 512, heads: int = 16, shared: int = 4) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def run(names: Sequence[str] | None = None) -> None:
     rows: list[Sequence[object]] = []
     faster: list[float] = []
     for name in names or SUBJECTS:
-        found = in_fresh_process("benchmarks.pruning", name)
+        found = run_in_fresh_process("benchmarks.pruning", name)
         faster.append(1 / found["latency"])
         rows.append(
             (

@@ -1,4 +1,4 @@
-"""Every stage of ours on one traced graph, in its own process: ``python -m benchmarks.stages 10000``."""
+"""Time every stage of clika-ref on one traced graph, in its own process: ``python -m benchmarks.stages 10000``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 
 
 class Stopwatch:
-    """Processor seconds by the name of a stage: what else runs on the machine does not count."""
+    """Processor seconds by the name of a stage, so that other programs do not count."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, name: str, call: Callable[[], Any]) -> Any:
-        """Time a call and return what it returns."""
+        """Time a call and return its result."""
         gc.collect()
         gc.disable()  # its searches through all that other stages left would count for whichever stage they fall into
         start = time.process_time()
@@ -47,7 +47,7 @@ class Stopwatch:
 
 
 def main(size: int) -> dict[str, float]:
-    """Send one graph of that size down the road."""
+    """Run one graph of that size through the pipeline."""
     warnings.simplefilter("ignore")
     registry = load_registry()
     _stages(registry, 100, Stopwatch())  # what is imported or cached on first use belongs to no size

@@ -1,4 +1,4 @@
-"""Traced graphs of any size, made by hand: what ``torch.export`` would return for a deep model, without its hours."""
+"""Build traced graphs of any size: the output of ``torch.export`` for a deep model, without the hours of tracing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALLS_PER_BLOCK = 22
 
 class _Weights(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Stand for the model that the trace is said to come from."""
+        """Stand in for the model of the trace."""
         return x
 
 
@@ -43,7 +43,7 @@ class TraceWriter:
         self.block = 0
 
     def input(self, name: str, *shape: int) -> fx.Node:
-        """Declare an input with a dynamic first side."""
+        """Declare an input with a dynamic first dim."""
         context = StatelessSymbolicContext([DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (len(shape) - 1)])
         fake = self.mode.from_tensor(torch.empty(shape), symbolic_context=context)
         return self._placeholder(name, fake, InputKind.USER_INPUT, None)
@@ -102,7 +102,7 @@ def _declare(trace: TraceWriter, block: int) -> dict[str, fx.Node]:
 
 
 def _block(trace: TraceWriter, x: fx.Node, shared: fx.Node, steps: fx.Node, w: dict[str, fx.Node]) -> fx.Node:
-    """Convolution, batch norm, a linear layer on the last side, in-place calls, views, and what cleanup removes."""
+    """Convolution, batch norm, a linear layer on the last dim, in-place calls, views, and nodes for cleanup."""
     call = trace.call
     batch = x.meta["val"].shape[0]
     y = call(aten.conv2d.default, x, w["kernel"], None)
@@ -131,7 +131,7 @@ def _block(trace: TraceWriter, x: fx.Node, shared: fx.Node, steps: fx.Node, w: d
 
 
 def _program(trace: TraceWriter) -> Any:
-    """Return what the importer reads of an ``ExportedProgram``; PyTorch's own class checks in quadratic time."""
+    """Return the parts of an ``ExportedProgram`` that the importer reads; PyTorch's class checks in quadratic time."""
     return SimpleNamespace(
         graph=trace.graph,
         graph_module=fx.GraphModule(torch.nn.Module(), trace.graph),

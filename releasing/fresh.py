@@ -22,20 +22,20 @@ class Fresh:
         self.folder = folder
         self.seconds: dict[str, float] = {}
         """What each step took, by what it is called."""
-        with self.timed("an empty environment"):
+        with self.measure_time("an empty environment"):
             venv.create(folder, with_pip=True, clear=True)
 
-    def timed(self, label: str) -> Timed:
-        """Return a block whose time is kept."""
+    def measure_time(self, label: str) -> Timed:
+        """Return a block that records its time."""
         return Timed(label, self.seconds)
 
     def install(self, label: str, *words: str) -> None:
         """Let pip install something."""
-        with self.timed(label):
+        with self.measure_time(label):
             self.run("pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", *words)
 
     def run(self, command: str, *words: object, cwd: Path | None = None) -> str:
-        """Run a command of the environment; return what it prints on stdout.
+        """Run a command of the environment; return its output on stdout.
 
         Raises:
             SystemExit: it fails.
@@ -49,7 +49,7 @@ class Fresh:
         return done.stdout
 
     def show(self, lines: Iterable[str] = ()) -> None:
-        """Print what each step took, and further lines."""
+        """Print the time of each step, and further lines."""
         for label, seconds in self.seconds.items():
             print(f"{seconds:8.1f} s  {label}")
         for line in lines:
@@ -62,7 +62,7 @@ def _is_passed_on(name: str) -> bool:
 
 
 class Timed:
-    """A block whose time is kept."""
+    """A block with its time."""
 
     def __init__(self, label: str, seconds: dict[str, float]) -> None:
         self.what = label

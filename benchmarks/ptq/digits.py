@@ -10,7 +10,7 @@ from torch import nn
 EPOCHS, BATCH, RATE = 30, 64, 3e-3
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def load_data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return images and labels to train on, and images and labels to test on: ``float32[n, 1, 8, 8]``."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images, labels, test_size=540, random_state=0, stratify=labels)
@@ -22,7 +22,7 @@ def _images(x: torch.Tensor) -> torch.Tensor:
     return (x.float() / 16 - 0.5).view(-1, 1, 8, 8)
 
 
-def convolutional() -> nn.Module:
+def make_convolutional() -> nn.Module:
     """Return a plain convolutional network with batch norms."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
@@ -32,7 +32,7 @@ def convolutional() -> nn.Module:
     )
 
 
-def depthwise() -> nn.Module:
+def make_depthwise() -> nn.Module:
     """Return a network of depthwise separable convolutions with ReLU6, which are hard to quantize."""
 
     def block(given: int, made: int, stride: int = 1) -> list[nn.Module]:
@@ -50,7 +50,7 @@ def depthwise() -> nn.Module:
 
 def train_network(model: nn.Module, seed: int) -> nn.Module:
     """Train a network on the digits."""
-    images, labels, *_ = data()
+    images, labels, *_ = load_data()
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     steps = EPOCHS * (len(images) // BATCH)

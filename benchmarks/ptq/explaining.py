@@ -1,4 +1,4 @@
-"""What a runtime makes of one subject as we quantize it: ``python -m benchmarks.ptq.explaining openvino FOLDER``."""
+"""Report the precision of a quantized subject in a runtime: ``python -m benchmarks.ptq.explaining openvino FOLDER``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEPLOYMENTS = {"onnxruntime": DeploymentSettings_ONNXRuntime_ONNX(), "openvino":
 
 
 def main(runtime: str, folder: str) -> dict[str, float]:
-    """Return which share of products is planned in integers, and of the layers that are, which share runs so."""
+    """Return the share of MACs planned in INT8, and the share of these layers that run in INT8."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     prepared = read(Path(folder))

@@ -1,6 +1,6 @@
-"""Judge the files of one subject in their runtime: latency in turn, and how near the outputs are to those in float.
+"""Measure the files of one subject in their runtime: latency in turn, and the error of the outputs.
 
-``python -m benchmarks.ptq.judging onnxruntime FOLDER ROUNDS fp32 ours ...``
+``python -m benchmarks.ptq.judging onnxruntime FOLDER ROUNDS fp32 clika-ref ...``
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measuring import in_turn
+from benchmarks.measuring import run_in_turn
 from benchmarks.ptq.runtimes import RUNTIMES, Run
 from benchmarks.ptq.subjects import Prepared, read
 
@@ -26,21 +26,21 @@ CALLS = 5
 """In a row, for one figure of latency."""
 
 
-def latencies(runs: dict[str, Run], feed: dict[str, Any], rounds: int) -> Any:
-    """Return the seconds of one call of each, round by round."""
+def measure_latencies(runs: dict[str, Run], feed: dict[str, Any], rounds: int) -> Any:
+    """Return the seconds of one call of each file, round by round."""
 
-    def timed(run: Run) -> float:
+    def time_call(run: Run) -> float:
         start = time.perf_counter()
         for _ in range(CALLS):
             run(feed)
         return (time.perf_counter() - start) / CALLS
 
     for run in runs.values():
-        timed(run)
-    return in_turn({name: lambda run=run: timed(run) for name, run in runs.items()}, rounds)
+        time_call(run)
+    return run_in_turn({name: lambda run=run: time_call(run) for name, run in runs.items()}, rounds)
 
 
-def outputs(run: Run, batches: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:
+def compute_outputs(run: Run, batches: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:
     """Return the first output for every sample: ``float32[samples, ...]``."""
     feeds = ({name: tensor.numpy() for name, tensor in batch.items()} for batch in batches)
     return np.concatenate([np.asarray(run(feed)) for feed in feeds])
@@ -63,7 +63,7 @@ def compare_outputs(actual: np.ndarray, exact: np.ndarray, prepared: Prepared) -
 
 
 def _nearest(embedded: np.ndarray) -> np.ndarray:
-    """Return which other sample is nearest to each."""
+    """Return the index of the nearest other sample of each sample."""
     unit = embedded / np.linalg.norm(embedded, axis=1, keepdims=True)
     is_same = unit @ unit.T
     np.fill_diagonal(is_same, -np.inf)
@@ -71,15 +71,15 @@ def _nearest(embedded: np.ndarray) -> np.ndarray:
 
 
 def main(runtime: str, path: str, rounds: str, *names: str) -> dict[str, Any]:
-    """Judge the files of one folder, by name."""
+    """Measure the files of one folder, by name."""
     folder, chosen = Path(path), RUNTIMES[runtime]
     prepared = read(folder)
     runs = {name: chosen.open(folder / f"{name}{chosen.suffix}") for name in names}
     feed = {name: tensor[:1].numpy() for name, tensor in prepared.test[0].items()}
-    seconds = latencies(runs, feed, int(rounds))
+    seconds = measure_latencies(runs, feed, int(rounds))
     with torch.no_grad():
         exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
-    found = {name: compare_outputs(outputs(run, prepared.test), exact, prepared) for name, run in runs.items()}
+    found = {name: compare_outputs(compute_outputs(run, prepared.test), exact, prepared) for name, run in runs.items()}
     return {"latency": seconds, "judged": found}
 
 

@@ -1,6 +1,6 @@
-"""One road with one model, in its own process: ``python -m benchmarks.ptq.making onnxruntime ours FOLDER``.
+"""Run one method with one model, in its own process: ``python -m benchmarks.ptq.making onnxruntime clika-ref FOLDER``.
 
-Models and data are made by another process (`benchmarks.ptq.preparing`), whose peak of memory is none of the road's.
+Another process makes models and data (`benchmarks.ptq.preparing`), so its peak memory is not charged to the method.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import peak_bytes
+from benchmarks.measuring import read_peak_bytes
 from benchmarks.ptq.runtimes import RUNTIMES
 from benchmarks.ptq.subjects import Batch, read
 
@@ -26,7 +26,7 @@ import torch
 
 
 class _Tiny(torch.nn.Module):
-    """What a road is warmed up with: imports and first calls do not count."""
+    """Warms up a method: imports and first calls do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ def main(runtime: str, method: str, location: str) -> dict[str, Any]:
         export(_Tiny().eval(), _tiny_data(), Path(other) / f"tiny{chosen.suffix}", is_transformer=False)
         prepared = read(folder)
         gc.collect()
-        before, start = peak_bytes(), time.perf_counter()
+        before, start = read_peak_bytes(), time.perf_counter()
         export(prepared.model, prepared.calibration, path, is_transformer=prepared.is_transformer)
         seconds = time.perf_counter() - start
     written = [file for file in (path, path.with_suffix(".bin")) if file.exists()]
-    return {"seconds": seconds, "peak": peak_bytes() - before, "bytes": sum(f.stat().st_size for f in written)}
+    return {"seconds": seconds, "peak": read_peak_bytes() - before, "bytes": sum(f.stat().st_size for f in written)}
 
 
 if __name__ == "__main__":

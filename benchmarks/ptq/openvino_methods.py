@@ -1,4 +1,4 @@
-"""The roads from a module to OpenVINO's own files: ours, and NNCF's two presets."""
+"""Methods from a module to OpenVINO's own files: clika-ref, and NNCF's two presets."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 import torch
 
-from benchmarks.ptq.quantizers import by_nncf, compile_quantized, export_float
+from benchmarks.ptq.quantizers import compile_quantized, export_float, quantize_by_nncf
 from benchmarks.ptq.subjects import Batch
 
 
 def export_with_clika_ref(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Compile for OpenVINO with the default settings, and export."""
-    from clika_ref import DeploymentSettings_OpenVINO_ONNX  # noqa: PLC0415 - a road's memory is its own
+    from clika_ref import DeploymentSettings_OpenVINO_ONNX  # noqa: PLC0415 - each method is charged for its own memory
 
     compile_quantized(model, calibration, DeploymentSettings_OpenVINO_ONNX()).clika_export(path)
 
 
-def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Convert what PyTorch's exporter writes in float, which is where NNCF begins."""
+def export_floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Convert the float model that PyTorch's exporter writes, which NNCF starts from."""
     _save(_load_float_model(model, calibration, path), path)
 
 
-def nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+def export_nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Quantize with NNCF's default algorithms."""
-    _save(by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=False), path)
+    _save(quantize_by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=False), path)
 
 
-def nncf_transformer(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+def export_nncf_transformer(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Quantize with NNCF's preset for transformers."""
-    _save(by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=True), path)
+    _save(quantize_by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=True), path)
 
 
 def _load_float_model(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Crops of the two photographs that come with scikit-learn, and networks whose batch norms are settled on some."""
+"""Crops of the two photographs of scikit-learn, and networks with batch norm statistics of such crops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_IMAGE_SIZE = 96
 
 
 def crops(count: int, seed: int) -> torch.Tensor:
-    """Return square crops at random places and scales, mirrored half of the time: ``float32[count, 3, 224, 224]``."""
+    """Return square crops at random positions and scales, half of them mirrored: ``float32[count, 3, 224, 224]``."""
     photographs = [torch.from_numpy(image.copy()).permute(2, 0, 1) / 255 for image in load_sample_images().images]
     generator = torch.Generator().manual_seed(seed)
 
@@ -35,9 +35,9 @@ def crops(count: int, seed: int) -> torch.Tensor:
 
 
 def set_batch_norm_statistics(model: torch.nn.Module, images: torch.Tensor, batch: int = 16) -> torch.nn.Module:
-    """Give batch norms the mean statistics of images: with those they are made with, random weights vanish or burst.
+    """Give batch norms the mean statistics of images: with the initial ones, activations vanish or explode.
 
-    A last layer of zeros, as vision transformers are made with, is drawn: what returns nothing cannot be compared.
+    A last layer of zeros, as vision transformers are initialized with, is drawn at random, so that outputs differ.
     """
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and not bool(layer.weight.any()):

@@ -1,4 +1,4 @@
-"""One subject, made and kept in a folder: ``python -m benchmarks.ptq.preparing resnet18 FOLDER``."""
+"""Make one subject and write it to a folder: ``python -m benchmarks.ptq.preparing resnet18 FOLDER``."""
 
 from __future__ import annotations
 

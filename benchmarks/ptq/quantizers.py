@@ -1,4 +1,4 @@
-"""The roads from a module to an ONNX file in integers: ours, those of two peers, and what any road costs at least."""
+"""Methods from a module to a quantized ONNX file: clika-ref, two peers, and the least cost of any method."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ExportMethod(Protocol):
     """A way from a module and calibration data to a file."""
 
     def __call__(self, model: torch.nn.Module, calibration: list[Batch], path: Path, *, is_transformer: bool) -> None:
-        """Walk it."""
+        """Export by this method."""
 
 
 def export_with_clika_ref(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Compile for ONNX Runtime with the default settings, and export."""
-    from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - a road's memory is its own
+    from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - each method is charged for its own memory
 
     compile_quantized(model, calibration, DeploymentSettings_ONNXRuntime_ONNX()).clika_export(path)
 
@@ -40,8 +40,8 @@ def export_with_clika_ref_for_latency(model: torch.nn.Module, calibration: list[
 def compile_quantized(
     model: torch.nn.Module, calibration: list[Batch], deployment: BaseDeploymentSettings, **options: Any
 ) -> ClikaModule:
-    """Return a module that is quantized for a target with the default settings, but for some options."""
-    from clika_ref import (  # noqa: PLC0415 - what a road does not need must not cost it memory
+    """Return a module that is quantized for a target with the default settings and the given options."""
+    from clika_ref import (  # noqa: PLC0415 - a method is not charged for unused imports
         ClikaCompileOptions,
         QuantizationSettings,
         clika_compile,
@@ -59,8 +59,8 @@ def compile_quantized(
     )
 
 
-def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Export in float with PyTorch's exporter, which is where peers begin."""
+def export_floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Export in float with PyTorch's exporter, the starting point of the peers."""
     torch.onnx.export(
         model,
         (),
@@ -73,7 +73,7 @@ def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: 
     )
 
 
-def floor(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+def export_floor(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Trace, and run every batch once."""
     torch.export.export(model, (), dict(calibration[0]), dynamic_shapes=_dynamic(calibration), strict=False)
     with torch.no_grad():
@@ -82,15 +82,15 @@ def floor(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any
     path.write_bytes(b"")
 
 
-def ort_default(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Quantize with onnxruntime's static quantization as it comes."""
+def export_ort_default(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Quantize with onnxruntime's static quantization and its defaults."""
     from onnxruntime.quantization import quantize_static  # noqa: PLC0415 - as in `export_with_clika_ref`
 
     begun = export_float(model, calibration, path)
     quantize_static(begun, path, _reader(calibration))
 
 
-def ort_best(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+def export_ort_best(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Quantize with the form of onnxruntime's that runs fastest on x86, after its own preparation."""
     from onnxruntime.quantization import QuantType, quantize_static  # noqa: PLC0415 - as in `export_with_clika_ref`
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415
@@ -102,23 +102,23 @@ def ort_best(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: 
     quantize_static(prepared, path, _reader(calibration), **kinds)
 
 
-def ort_dynamic(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Quantize the weights of linear layers alone; activations are quantized as they come."""
+def export_ort_dynamic(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Quantize the weights of linear layers only; activations are quantized dynamically."""
     from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - as in `export_with_clika_ref`
 
     begun = export_float(model, calibration, path)
     quantize_dynamic(begun, path, weight_type=QuantType.QInt8, per_channel=True)
 
 
-def nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, *, is_transformer: bool) -> None:
-    """Quantize with NNCF's default algorithms, with its preset for transformers where it is one."""
+def export_nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, *, is_transformer: bool) -> None:
+    """Quantize with NNCF's default algorithms, with its preset for transformers if the subject is one."""
     import onnx  # noqa: PLC0415 - as in `export_with_clika_ref`
 
     begun = onnx.load(export_float(model, calibration, path))
-    onnx.save(by_nncf(begun, calibration, for_transformers=is_transformer), path)
+    onnx.save(quantize_by_nncf(begun, calibration, for_transformers=is_transformer), path)
 
 
-def by_nncf(begun: Any, calibration: list[Batch], *, for_transformers: bool) -> Any:
+def quantize_by_nncf(begun: Any, calibration: list[Batch], *, for_transformers: bool) -> Any:
     """Return a model of ONNX or OpenVINO, quantized by NNCF on all of the data."""
     import nncf as peer  # noqa: PLC0415 - as in `export_with_clika_ref`
 
@@ -129,7 +129,7 @@ def by_nncf(begun: Any, calibration: list[Batch], *, for_transformers: bool) -> 
 
 
 def _dynamic(calibration: list[Batch]) -> dict[str, Any]:
-    """Return which sides differ: the first, and where batches differ from each other."""
+    """Return the dims that differ: the first one, and those that differ between batches."""
     first = calibration[0]
     auto = torch.export.Dim.AUTO
     differing = {n: [{b[n].shape[i] for b in calibration} for i in range(t.ndim)] for n, t in first.items()}
@@ -140,9 +140,9 @@ def _dynamic(calibration: list[Batch]) -> dict[str, Any]:
 
 
 def export_float(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Path:
-    """Write a file in float beside the one that is going to be made of it."""
+    """Write a float file next to the quantized one that is made from it."""
     begun = path.with_suffix(".float.onnx")
-    floating(model, calibration, begun)
+    export_floating(model, calibration, begun)
     return begun
 
 

@@ -1,4 +1,4 @@
-"""Quantize each subject on every road, judge the files side by side, and print the tables and the figures."""
+"""Quantize each subject with every method, compare the files, and print the tables and the figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import in_fresh_process, ratio
-from benchmarks.ptq.runtimes import CLIKA_REF_LATENCY_METHOD, CLIKA_REF_METHOD, RUNTIMES, peers_of
+from benchmarks.measuring import median_ratio, run_in_fresh_process
+from benchmarks.ptq.runtimes import CLIKA_REF_LATENCY_METHOD, CLIKA_REF_METHOD, RUNTIMES, select_peers
 from clika_ref.reporting.tables import print_table
 
 DIGITS = tuple(f"digits-{kind}-{seed}" for kind in ("conv", "depthwise") for seed in range(3))
@@ -22,9 +22,9 @@ TIMED = (*DIGITS, "mobilenet_v3_large")
 """Which are quantized for latency, too: where `optimize_for="size"` may leave a file slower than float."""
 NAMES = {"onnxruntime": (*VISION, ENCODER, *DIGITS), "openvino": (*VISION, "swin_t", ENCODER, *DIGITS)}
 
-EXPORT_COLUMNS = ("road", "seconds", "/floor", "peak", "file")
+EXPORT_COLUMNS = ("method", "seconds", "/floor", "peak", "file")
 LATENCY_COLUMNS = (
-    "road",
+    "method",
     "latency",
     "times faster than fp32",
     "centred SQNR",
@@ -36,8 +36,8 @@ LATENCY_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was measured of one subject, by road."""
+class Measurements:
+    """The measurements of one subject, by method."""
 
     runtime: str
     seconds: Mapping[str, Sequence[float]]
@@ -48,12 +48,12 @@ class Found:
     sensitivities: Mapping[str, Any] | None
     """How far sensitivities hold, of the subjects for which that is asked."""
     explained: Mapping[str, float]
-    """What the runtime makes of ours."""
+    """The precisions that the runtime chose for clika-ref's file."""
 
     @property
     def peers(self) -> list[str]:
         """The peers that made a file that runs."""
-        return [name for name in peers_of(self.runtime) if name in self.judged]
+        return [name for name in select_peers(self.runtime) if name in self.judged]
 
     def median(self, method: str) -> float:
         """Return the seconds from module to file."""
@@ -61,26 +61,26 @@ class Found:
 
     def faster(self, method: str) -> float:
         """Return how many times faster than fp32 a file is."""
-        return 1 / ratio(self.latency[method], self.latency["fp32"])
+        return 1 / median_ratio(self.latency[method], self.latency["fp32"])
 
 
 def run(names: Sequence[str] | None = None, rounds: int = 3, calls: int = 40, runtime: str = "onnxruntime") -> None:
     """Measure and print two tables for each subject, then the figures."""
-    every: dict[str, Found] = {}
+    every: dict[str, Measurements] = {}
     for name in names or NAMES[runtime]:
         every[name] = found = _measure(name, rounds, calls, runtime)
         print_table(
-            EXPORT_COLUMNS, _making_rows(found), title=f"{name}: module to file, in turn, each in a fresh process"
+            EXPORT_COLUMNS, _export_rows(found), title=f"{name}: module to file, in turn, each in a fresh process"
         )
         print_table(
-            LATENCY_COLUMNS, _running_rows(found), title=f"{name}: in {runtime}, one thread, one sample, in turn"
+            LATENCY_COLUMNS, _inference_rows(found), title=f"{name}: in {runtime}, one thread, one sample, in turn"
         )
     _print_figures(every)
 
 
-def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
+def _measure(name: str, rounds: int, calls: int, runtime: str) -> Measurements:
     with TemporaryDirectory() as folder:
-        in_fresh_process("benchmarks.ptq.preparing", name, folder)
+        run_in_fresh_process("benchmarks.ptq.preparing", name, folder)
         made: dict[str, list[Any]] = {}
         methods = [
             method for method in RUNTIMES[runtime].methods if method != CLIKA_REF_LATENCY_METHOD or name in TIMED
@@ -90,11 +90,11 @@ def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
                 if method not in made or made[method]:
                     made.setdefault(method, []).extend(_export_model(name, runtime, method, folder))
         whole = [method for method in made if made[method] and method != "floor"]
-        judged = in_fresh_process("benchmarks.ptq.judging", runtime, folder, str(calls), *whole)
+        judged = run_in_fresh_process("benchmarks.ptq.judging", runtime, folder, str(calls), *whole)
         has_sensitivities = name in SENSITIVITY_SUBJECTS and runtime == "onnxruntime"
-        sensitivities = in_fresh_process("benchmarks.ptq.sensitivities", folder) if has_sensitivities else None
-        explained = in_fresh_process("benchmarks.ptq.explaining", runtime, folder)
-    return Found(
+        sensitivities = run_in_fresh_process("benchmarks.ptq.sensitivities", folder) if has_sensitivities else None
+        explained = run_in_fresh_process("benchmarks.ptq.explaining", runtime, folder)
+    return Measurements(
         runtime,
         {method: [m["seconds"] for m in made[method]] for method in made if made[method]},
         {method: min(m["peak"] for m in made[method]) for method in made if made[method]},
@@ -107,17 +107,17 @@ def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
 
 
 def _export_model(name: str, runtime: str, method: str, folder: str) -> list[Any]:
-    """Return what one walk down a road took; nothing where a peer fails, which is said."""
+    """Return the cost of one export by a method; print a message and return nothing if a peer fails."""
     try:
-        return [in_fresh_process("benchmarks.ptq.making", runtime, method, folder, on_one_thread=False)]
+        return [run_in_fresh_process("benchmarks.ptq.making", runtime, method, folder, on_one_thread=False)]
     except RuntimeError as error:
-        if method not in peers_of(runtime):
+        if method not in select_peers(runtime):
             raise
         print(f"{name}: {method} makes no file: {str(error).splitlines()[-1]}")
         return []
 
 
-def _making_rows(found: Found) -> list[tuple[Any, ...]]:
+def _export_rows(found: Measurements) -> list[tuple[Any, ...]]:
     floor = found.median("floor")
     return [
         (
@@ -131,7 +131,7 @@ def _making_rows(found: Found) -> list[tuple[Any, ...]]:
     ]
 
 
-def _running_rows(found: Found) -> list[tuple[Any, ...]]:
+def _inference_rows(found: Measurements) -> list[tuple[Any, ...]]:
     return [
         (
             method,
@@ -147,27 +147,27 @@ def _running_rows(found: Found) -> list[tuple[Any, ...]]:
     ]
 
 
-def _print_figures(every: Mapping[str, Found]) -> None:
+def _print_figures(every: Mapping[str, Measurements]) -> None:
     for name in (*VISION, "swin_t"):
         if name in every:
-            _print_making(name, every[name])
+            _print_export_times(name, every[name])
             best = max(every[name].judged[peer]["sqnr"] for peer in every[name].peers)
-            _print(f"{name}: dB above the best peer", every[name].judged["ours"]["sqnr"] - best, 3)
+            _print(f"{name}: dB above the best peer", every[name].judged["clika-ref"]["sqnr"] - best, 3)
     for name, found in every.items():
         for method in (r for r in (CLIKA_REF_METHOD, CLIKA_REF_LATENCY_METHOD) if r in found.latency):
-            slowest = _upper(found, "fp32", method)
+            slowest = _upper_bound(found, "fp32", method)
             label = f"{name}: latency of {method} to that of fp32, upper end of the 95 % interval"
             _print(label, slowest, 1.05, is_limit_above=True)
         fastest = min(found.peers, key=lambda peer: -found.faster(peer))
-        compared = _upper(found, fastest)
+        compared = _upper_bound(found, fastest)
         limit = RUNTIMES[found.runtime].max_peer_ratio
         _print(f"{name}: latency to that of the fastest peer, {fastest}", compared, limit, is_limit_above=True)
     for name in ("resnet18", ENCODER):
         if name in every and every[name].runtime == "onnxruntime":
-            _print(f"{name}: times faster than fp32", every[name].faster("ours"), 3)
+            _print(f"{name}: times faster than fp32", every[name].faster("clika-ref"), 3)
     if ENCODER in every:
-        _print(f"{ENCODER}: mean cosine", every[ENCODER].judged["ours"]["cosine"], 0.998)
-        _print(f"{ENCODER}: agreement of nearest neighbours", every[ENCODER].judged["ours"]["neighbours"], 0.95)
+        _print(f"{ENCODER}: mean cosine", every[ENCODER].judged["clika-ref"]["cosine"], 0.998)
+        _print(f"{ENCODER}: agreement of nearest neighbours", every[ENCODER].judged["clika-ref"]["neighbours"], 0.95)
     for name, found in every.items():
         if found.sensitivities is not None:
             _print_sensitivities(name, found.sensitivities)
@@ -178,14 +178,14 @@ def _print_figures(every: Mapping[str, Found]) -> None:
     for kind in ("conv", "depthwise"):
         nets = [found.judged for name, found in every.items() if name.startswith(f"digits-{kind}")]
         if nets:
-            more = statistics.mean(judged["ours"]["errors"] - judged["fp32"]["errors"] for judged in nets)
+            more = statistics.mean(judged["clika-ref"]["errors"] - judged["fp32"]["errors"] for judged in nets)
             _print(
                 f"digits, {kind} net: more errors than in fp32, mean of {len(nets)} seeds", more, 1, is_limit_above=True
             )
 
 
-def _print_making(name: str, found: Found) -> None:
-    clika_ref = found.median("ours")
+def _print_export_times(name: str, found: Measurements) -> None:
+    clika_ref = found.median("clika-ref")
     _print(
         f"{name}: seconds to those of the fastest peer",
         clika_ref / min(map(found.median, found.peers)),
@@ -197,7 +197,9 @@ def _print_making(name: str, found: Found) -> None:
     )
     if name == "vit_b_16":
         lowest = min(found.peak[peer] for peer in found.peers)
-        _print(f"{name}: peak memory to the lowest of a peer", found.peak["ours"] / lowest, 0.6, is_limit_above=True)
+        _print(
+            f"{name}: peak memory to the lowest of a peer", found.peak["clika-ref"] / lowest, 0.6, is_limit_above=True
+        )
 
 
 def _print_sensitivities(name: str, sensitivities: Mapping[str, Any]) -> None:
@@ -208,8 +210,8 @@ def _print_sensitivities(name: str, sensitivities: Mapping[str, Any]) -> None:
     _print(f"{name}: dB between predicted and measured", furthest, 1, is_limit_above=True)
 
 
-def _upper(found: Found, other: str, method: str = CLIKA_REF_METHOD) -> float:
-    """Return up to where the median of the ratios to another road's latencies lies, with 95 %: an order statistic."""
+def _upper_bound(found: Measurements, other: str, method: str = CLIKA_REF_METHOD) -> float:
+    """Return the 95 % upper bound of the median ratio to another method's latencies, from an order statistic."""
     ratios = sorted(a / b for a, b in zip(found.latency[method], found.latency[other], strict=True))
     folder = round((len(ratios) - 1) / 2 + 0.98 * math.sqrt(len(ratios)))
     return ratios[min(folder, len(ratios) - 1)]

@@ -1,4 +1,4 @@
-"""The runtimes in which files are judged: which roads lead there, and how one opens a file, for one thread."""
+"""The runtimes that files are measured in: their methods, and a function that opens a file for one thread."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Run = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime, and the roads to it."""
+    """A runtime, and the methods that write its files."""
 
     methods: Mapping[str, ExportMethod]
     suffix: str
     open: Callable[[Path], Run]
     max_peer_ratio: float
-    """How many times as long as the fastest peer ours may take."""
+    """The limit of clika-ref's time, as a multiple of the fastest peer's."""
 
 
 FLOAT_METHODS = ("fp32", "floor")
-"""Roads that quantize nothing; the second one writes no file."""
+"""Methods that quantize nothing; the second one writes no file."""
 
-CLIKA_REF_METHOD, CLIKA_REF_LATENCY_METHOD = "ours", "ours, for latency"
-"""Our roads: with the default settings, and with ``optimize_for="latency"``, which is only walked with small nets."""
+CLIKA_REF_METHOD, CLIKA_REF_LATENCY_METHOD = "clika-ref", "clika-ref, for latency"
+"""The methods of clika-ref: default settings, and ``optimize_for="latency"``, which is only run with small nets."""
 
 
-def peers_of(runtime: str) -> tuple[str, ...]:
-    """Return the roads of others."""
+def select_peers(runtime: str) -> tuple[str, ...]:
+    """Return the methods of other libraries."""
     return tuple(
         name
         for name in RUNTIMES[runtime].methods
@@ -43,8 +43,8 @@ def peers_of(runtime: str) -> tuple[str, ...]:
     )
 
 
-def _in_onnxruntime(path: Path) -> Run:
-    import onnxruntime  # noqa: PLC0415 - roads are told by their names without any runtime
+def _open_in_onnxruntime(path: Path) -> Run:
+    import onnxruntime  # noqa: PLC0415 - the names of methods need no runtime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -53,7 +53,7 @@ def _in_onnxruntime(path: Path) -> Run:
     return lambda feed: session.run(None, feed)[0]
 
 
-def _in_openvino(path: Path) -> Run:
+def _open_in_openvino(path: Path) -> Run:
     import openvino  # noqa: PLC0415 - as above
 
     options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
@@ -64,29 +64,29 @@ def _in_openvino(path: Path) -> Run:
 RUNTIMES: dict[str, Runtime] = {
     "onnxruntime": Runtime(
         {
-            "fp32": quantizers.floating,
-            "floor": quantizers.floor,
+            "fp32": quantizers.export_floating,
+            "floor": quantizers.export_floor,
             CLIKA_REF_METHOD: quantizers.export_with_clika_ref,
             CLIKA_REF_LATENCY_METHOD: quantizers.export_with_clika_ref_for_latency,
-            "ort-default": quantizers.ort_default,
-            "ort-best": quantizers.ort_best,
-            "ort-dynamic": quantizers.ort_dynamic,
-            "nncf": quantizers.nncf,
+            "ort-default": quantizers.export_ort_default,
+            "ort-best": quantizers.export_ort_best,
+            "ort-dynamic": quantizers.export_ort_dynamic,
+            "nncf": quantizers.export_nncf,
         },
         ".onnx",
-        _in_onnxruntime,
+        _open_in_onnxruntime,
         1.05,
     ),
     "openvino": Runtime(
         {
-            "fp32": openvino_methods.floating,
-            "floor": quantizers.floor,
+            "fp32": openvino_methods.export_floating,
+            "floor": quantizers.export_floor,
             CLIKA_REF_METHOD: openvino_methods.export_with_clika_ref,
-            "nncf": openvino_methods.nncf,
-            "nncf-transformer": openvino_methods.nncf_transformer,
+            "nncf": openvino_methods.export_nncf,
+            "nncf-transformer": openvino_methods.export_nncf_transformer,
         },
         ".xml",
-        _in_openvino,
+        _open_in_openvino,
         1.0,
     ),
 }

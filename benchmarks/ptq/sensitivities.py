@@ -1,6 +1,6 @@
-"""How far sensitivities and predictions hold for one subject: ``python -m benchmarks.ptq.sensitivities FOLDER``.
+"""Compare sensitivities and predictions with exact runs: ``python -m benchmarks.ptq.sensitivities FOLDER``.
 
-Each layer is quantized alone, and the outputs on other data are held against float: what `sensitivities` estimates.
+Each layer is quantized alone, and the outputs on other data are compared with float: `sensitivities` estimates this.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EXACT_SAMPLES = 16
 """Of the test data, on which each layer alone is run."""
 
 JUDGED_SAMPLES = 256
-"""Of the test data, on which predictions of whole plans are judged."""
+"""Of the test data, used to judge predictions of whole plans."""
 
 SINGLE_LAYER_OPTIONS = ClikaCompileOptions(observer=DEFAULT_OBSERVER, weight_rounding="off", bias_correction="on")
 """How a layer alone is quantized: rounded to the nearest with its bias corrected, which is what is estimated."""
@@ -70,7 +70,7 @@ def _compile_module(prepared: Prepared) -> ClikaModule:
 
 
 class SensitivityStudy:
-    """One calibrated model, quantized again and again without new data."""
+    """One calibrated model, quantized several times without new data."""
 
     def __init__(self, module: ClikaModule, prepared: Prepared) -> None:
         self.registry: Registry = load_registry()
@@ -85,7 +85,7 @@ class SensitivityStudy:
 
     @property
     def graph(self) -> Graph:
-        """The graph as it is going to be written."""
+        """The lowered graph."""
         return self.calibration.graph
 
     def decide(self, options: ClikaCompileOptions, slow: Mapping[Node, str] | None = None) -> Quantization:
@@ -98,7 +98,7 @@ class SensitivityStudy:
         ).decide()
 
     def rank_correlation(self) -> float:
-        """Return Spearman's coefficient of estimates and of exact runs of one layer alone, with the same ranges."""
+        """Return Spearman's coefficient of the estimates and of exact runs of single layers, with the same ranges."""
         found = self.decide(ClikaCompileOptions())
         estimates = {layer.name: layer.sensitivity for layer in found.layers if layer.sensitivity is not None}
         layers = {node.name: node for node in self.graph.nodes if node.name in estimates}

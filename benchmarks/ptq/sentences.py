@@ -32,7 +32,7 @@ class Encoder(torch.nn.Module):
         return torch.nn.functional.normalize(mean, dim=1)
 
 
-def folder() -> Path:
+def find_folder() -> Path:
     """Return where the weights are.
 
     Raises:
@@ -45,8 +45,8 @@ def folder() -> Path:
     return Path(found.origin).parent / "model"
 
 
-def texts(count: int) -> list[str]:
-    """Return the first paragraphs of docstrings, each another one, in an order that does not follow the modules."""
+def read_texts(count: int) -> list[str]:
+    """Return the first paragraphs of docstrings, all different, in an order unrelated to the modules."""
     library = Path(sysconfig.get_path("stdlib"))
     found: dict[str, None] = {}
     for file in sorted(library.glob("*.py")):
@@ -60,9 +60,9 @@ def texts(count: int) -> list[str]:
     return [every[i] for i in order[:count]]
 
 
-def batches(written: list[str], size: int) -> list[dict[str, torch.Tensor]]:
+def make_batches(written: list[str], size: int) -> list[dict[str, torch.Tensor]]:
     """Return texts as tokens, each batch padded to its longest."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder(), local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(find_folder(), local_files_only=True)
     found: list[dict[str, torch.Tensor]] = []
     for start in range(0, len(written), size):
         tokens = tokenizer(

@@ -1,4 +1,4 @@
-"""What is quantized: models with data to calibrate on, and other data to judge by."""
+"""The subjects of quantization: models with calibration data, and other data for measurements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import conftest  # noqa: F401 - lets torchvision and transformers import beside a torch without CUDA, so it comes first
+import conftest  # noqa: F401 - lets torchvision and transformers import with a torch without CUDA, so it comes first
 
 # isort: split
 import torch
@@ -25,7 +25,7 @@ TEXTS = 300
 
 @dataclass(frozen=True)
 class Subject:
-    """One model, and what is known of it."""
+    """One model, and its facts."""
 
     make: Callable[[], torch.nn.Module]
     calibration: Callable[[], list[Batch]]
@@ -37,7 +37,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A subject as it is read back."""
+    """A subject that was read from its folder."""
 
     model: torch.nn.Module
     calibration: list[Batch]
@@ -74,23 +74,25 @@ def _digits(build: Callable[[], torch.nn.Module], seed: int) -> Subject:
         return digits.train_network(build(), seed)
 
     def calibration() -> list[Batch]:
-        images, *_ = digits.data()
+        images, *_ = digits.load_data()
         return _make_batches(images[: CALIBRATION_BATCHES * BATCH], BATCH, "input")
 
-    return Subject(make, calibration, lambda: _make_batches(digits.data()[2], BATCH, "input"), lambda: digits.data()[3])
+    return Subject(
+        make, calibration, lambda: _make_batches(digits.load_data()[2], BATCH, "input"), lambda: digits.load_data()[3]
+    )
 
 
 def _encoder() -> Subject:
     calibrating = CALIBRATION_BATCHES * BATCH
 
     @functools.cache
-    def written() -> Sequence[str]:
-        return sentences.texts(TEXTS + calibrating)
+    def make_written() -> Sequence[str]:
+        return sentences.read_texts(TEXTS + calibrating)
 
     return Subject(
-        lambda: sentences.Encoder(sentences.folder()).eval(),
-        lambda: sentences.batches(list(written()[:calibrating]), BATCH),
-        lambda: sentences.batches(list(written()[calibrating:]), BATCH),
+        lambda: sentences.Encoder(sentences.find_folder()).eval(),
+        lambda: sentences.make_batches(list(make_written()[:calibrating]), BATCH),
+        lambda: sentences.make_batches(list(make_written()[calibrating:]), BATCH),
         is_transformer=True,
     )
 
@@ -101,8 +103,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "vit_b_16": lambda: _vision("vit_b_16", is_transformer=True),
     "swin_t": lambda: _vision("swin_t", is_transformer=True),
     "encoder": _encoder,
-    **{f"digits-conv-{seed}": functools.partial(_digits, digits.convolutional, seed) for seed in range(3)},
-    **{f"digits-depthwise-{seed}": functools.partial(_digits, digits.depthwise, seed) for seed in range(3)},
+    **{f"digits-conv-{seed}": functools.partial(_digits, digits.make_convolutional, seed) for seed in range(3)},
+    **{f"digits-depthwise-{seed}": functools.partial(_digits, digits.make_depthwise, seed) for seed in range(3)},
 }
 """By name; each is made on demand."""
 
@@ -116,5 +118,5 @@ def write(name: str, folder: Path) -> None:
 
 
 def read(folder: Path) -> Prepared:
-    """Read what `write` kept."""
+    """Read a subject that `write` wrote."""
     return torch.load(folder / "subject.pt", weights_only=False)

@@ -1,1 +1,1 @@
-"""One step of training in integers beside one in float and beside peers, in one run."""
+"""Compare one step of quantization-aware training with one in float and with peers, in one run."""

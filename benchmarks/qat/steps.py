@@ -1,4 +1,4 @@
-"""Steps of training of one model in turn, in float and on each road: ``python -m benchmarks.qat.steps resnet18 9``."""
+"""Time training steps in turn, in float and with each method: ``python -m benchmarks.qat.steps resnet18 9``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measuring import in_turn, processor_seconds
+from benchmarks.measuring import measure_processor_seconds, run_in_turn
 from benchmarks.models import MODELS
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 
@@ -27,7 +27,7 @@ EVERY_LAYER = QuantizationSettings(quantization_sensitivity_threshold=1e9)
 
 
 class _Encoder(nn.Module):
-    """Four layers of a transformer, without dropout, which ours leaves out."""
+    """Four layers of a transformer, without dropout, which clika-ref removes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,18 +44,18 @@ SUBJECTS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 }
 
 
-def floating(model: nn.Module, _: torch.Tensor) -> nn.Module:
+def prepare_floating(model: nn.Module, _: torch.Tensor) -> nn.Module:
     """Train in float, norms being those of the batch."""
     return model
 
 
 def train_quantized(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Train in integers, norms being frozen."""
+    """Train the INT8 module with frozen batch norm."""
     return _compile_module(model, x)
 
 
 def train_quantized_live(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Train in integers, norms being those of the batch."""
+    """Train the INT8 module with live batch norm."""
     return _compile_module(model, x, batch_norm="live")
 
 
@@ -69,14 +69,14 @@ def _compile_module(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.Mod
     )
 
 
-def nncf(model: nn.Module, x: torch.Tensor) -> nn.Module:
+def prepare_nncf(model: nn.Module, x: torch.Tensor) -> nn.Module:
     """Train with NNCF's fake quantization."""
     peer: Any = importlib.import_module("nncf")
     logging.getLogger("nncf").setLevel(logging.ERROR)
     return peer.quantize(model, peer.Dataset([x]), subset_size=1)
 
 
-def torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
+def prepare_torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
     """Train with torchao's quantization of exported programs."""
     peer: Any = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
     quantizers: Any = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
@@ -86,16 +86,16 @@ def torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
 
 
 TRAINING_METHODS = {
-    "float": floating,
-    "ours": train_quantized,
-    "ours, live norms": train_quantized_live,
-    "NNCF": nncf,
-    "torchao": torchao,
+    "float": prepare_floating,
+    "clika-ref": train_quantized,
+    "clika-ref, live norms": train_quantized_live,
+    "NNCF": prepare_nncf,
+    "torchao": prepare_torchao,
 }
 
 
-def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
-    """Return what trains a model by one step and returns the seconds that it takes."""
+def make_step(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
+    """Return a function that trains a model for one step and returns its seconds."""
     optimizer = torch.optim.SGD(model.parameters(), lr=SMALL_STEP, momentum=0.9)
 
     def step() -> None:
@@ -103,28 +103,28 @@ def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
         model(x).square().mean().backward()
         optimizer.step()
 
-    return lambda: processor_seconds(step)
+    return lambda: measure_processor_seconds(step)
 
 
 def main(name: str, rounds: str) -> dict[str, Any]:
-    """Return the seconds of each step by roads, and why there are none of others."""
+    """Return the seconds of each step by method, and the reason for each method without any."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     model, x = SUBJECTS[name]()
     steps: dict[str, Callable[[], float]] = {}
     lacking: dict[str, str] = {}
     for method, make in TRAINING_METHODS.items():
-        if method == "ours, live norms" and not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
+        if method == "clika-ref, live norms" and not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
             continue
         try:
             made = make(copy.deepcopy(model), x)
-            steps[method] = step_of(made.train() if method != "torchao" else made, x)
+            steps[method] = make_step(made.train() if method != "torchao" else made, x)
             steps[method]()
         except (ImportError, ValueError) as error:  # the latter by torchao, of modules that are called twice
             lacking[method] = str(error)
             steps.pop(method, None)
-    in_turn(steps, WARM_UP)
-    return {"seconds": in_turn(steps, int(rounds)), "lacking": lacking}
+    run_in_turn(steps, WARM_UP)
+    return {"seconds": run_in_turn(steps, int(rounds)), "lacking": lacking}
 
 
 if __name__ == "__main__":

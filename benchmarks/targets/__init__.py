@@ -1,1 +1,1 @@
-"""What OpenVINO and TensorRT make of whole architectures, and NNCF beside it."""
+"""Compare whole architectures on OpenVINO and TensorRT with NNCF."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import conftest  # noqa: F401 - lets torchvision and transformers import beside a torch without CUDA, so it comes first
+import conftest  # noqa: F401 - lets torchvision and transformers import with a torch without CUDA, so it comes first
 
 # isort: split
 import torch
@@ -26,7 +26,7 @@ PATCHES = {**WIDTH, "image_size": IMAGE_SIZE, "patch_size": 16}
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model, and what it is called with for a batch of some size."""
+    """A model, and the arguments of a call with a given batch size."""
 
     build: Callable[[], torch.nn.Module]
     inputs: Callable[[int], Inputs]
@@ -47,7 +47,7 @@ def _pixels(batch: int) -> Inputs:
     return {"pixel_values": torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE)}
 
 
-def _of(model: str, config: str, inputs: Callable[[int], Inputs], **sizes: Any) -> Architecture:
+def _make_architecture(model: str, config: str, inputs: Callable[[int], Inputs], **sizes: Any) -> Architecture:
     chosen = getattr(transformers, config)(**sizes)
     return Architecture(lambda: getattr(transformers, model)(chosen), inputs)
 
@@ -72,21 +72,21 @@ ARCHITECTURES: dict[str, Callable[[], Architecture]] = {
             "squeezenet1_1",
         )
     },
-    "bert": _declare(_of, "BertModel", "BertConfig", _tokens, **TEXT),
+    "bert": _declare(_make_architecture, "BertModel", "BertConfig", _tokens, **TEXT),
     "distilbert": _declare(
-        _of, "DistilBertModel", "DistilBertConfig", _tokens,
+        _make_architecture, "DistilBertModel", "DistilBertConfig", _tokens,
         vocab_size=VOCABULARY, dim=128, n_layers=3, n_heads=4, hidden_dim=512,
     ),
-    "electra": _declare(_of, "ElectraModel", "ElectraConfig", _tokens, embedding_size=128, **TEXT),
+    "electra": _declare(_make_architecture, "ElectraModel", "ElectraConfig", _tokens, embedding_size=128, **TEXT),
     "gpt2": _declare(
-        _of, "GPT2LMHeadModel", "GPT2Config", _tokens,
+        _make_architecture, "GPT2LMHeadModel", "GPT2Config", _tokens,
         vocab_size=VOCABULARY, n_embd=128, n_layer=3, n_head=4, use_cache=False,
     ),
-    "llama": _declare(_of, "LlamaForCausalLM", "LlamaConfig", _tokens, **DECODER),
-    "qwen2": _declare(_of, "Qwen2ForCausalLM", "Qwen2Config", _tokens, **DECODER),
-    "vit": _declare(_of, "ViTModel", "ViTConfig", _pixels, **PATCHES),
-    "deit": _declare(_of, "DeiTModel", "DeiTConfig", _pixels, **PATCHES),
-    "dinov2": _declare(_of, "Dinov2Model", "Dinov2Config", _pixels, **PATCHES),
-    "clip_vision": _declare(_of, "CLIPVisionModel", "CLIPVisionConfig", _pixels, **PATCHES),
+    "llama": _declare(_make_architecture, "LlamaForCausalLM", "LlamaConfig", _tokens, **DECODER),
+    "qwen2": _declare(_make_architecture, "Qwen2ForCausalLM", "Qwen2Config", _tokens, **DECODER),
+    "vit": _declare(_make_architecture, "ViTModel", "ViTConfig", _pixels, **PATCHES),
+    "deit": _declare(_make_architecture, "DeiTModel", "DeiTConfig", _pixels, **PATCHES),
+    "dinov2": _declare(_make_architecture, "Dinov2Model", "Dinov2Config", _pixels, **PATCHES),
+    "clip_vision": _declare(_make_architecture, "CLIPVisionModel", "CLIPVisionConfig", _pixels, **PATCHES),
 }  # fmt: skip
 """By name; each is made on demand."""

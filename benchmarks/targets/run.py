@@ -1,4 +1,4 @@
-"""Quantize each architecture once, and write it for TensorRT and OpenVINO: rules broken, what is planned, what runs."""
+"""Quantize each architecture once, and write it for TensorRT and OpenVINO: violations, planned and actual precision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import in_fresh_process
+from benchmarks.measuring import run_in_fresh_process
 from benchmarks.targets.architectures import ARCHITECTURES
 
 # isort: split
@@ -28,7 +28,7 @@ def run(names: Sequence[str] | None = None) -> None:
     """Measure and print a table, then the figures."""
     every: dict[str, list[dict[str, Any]]] = {}
     for name in names or ARCHITECTURES:
-        every[name] = in_fresh_process("benchmarks.targets.run", name)
+        every[name] = run_in_fresh_process("benchmarks.targets.run", name)
         print(f"{name}: {every[name]}", file=sys.stderr)
     rows = [(name, *found.values()) for name, targets in every.items() for found in targets]
     print_table(
@@ -46,7 +46,7 @@ def _format_cell(cell: Any) -> str:
 
 
 def main(name: str) -> list[dict[str, Any]]:
-    """Return what becomes of one architecture for each target."""
+    """Return the results of one architecture for each target."""
     from clika_ref import (  # noqa: PLC0415 - the table needs none of it
         DeploymentSettings_OpenVINO_ONNX,
         DeploymentSettings_TensorRT_ONNX,
@@ -67,10 +67,10 @@ def main(name: str) -> list[dict[str, Any]]:
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
         deployment_settings=deployments[0],
     ).eval()
-    return [_of_target(module, deployment) for deployment in deployments]
+    return [_measure_target(module, deployment) for deployment in deployments]
 
 
-def _of_target(module: Any, deployment: Any) -> dict[str, Any]:
+def _measure_target(module: Any, deployment: Any) -> dict[str, Any]:
     from clika_ref.compiled.lowering import target_for  # noqa: PLC0415
     from clika_ref.core.registry import load_registry  # noqa: PLC0415 - as above
 
