@@ -1,6 +1,6 @@
-"""Lets the tests import the strange levels and targets of ``stand_ins``, as the workers that they start do."""
+"""Let the tests import the faulty levels and targets of ``fakes``, as their workers do."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "stand_ins"))
+sys.path.insert(0, str(Path(__file__).parent / "fakes"))

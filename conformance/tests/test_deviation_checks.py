@@ -1,4 +1,4 @@
-"""A graph that is made to deviate leaves everything else as it is."""
+"""The checks of a deviating graph leave everything else unchanged."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Jitter knows what calls consist of: a fused one is bounded by its parts."""
+"""Jitter decomposes calls: the bound of a fused call comes from its parts."""
 
 import pytest
 import torch

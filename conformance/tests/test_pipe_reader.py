@@ -1,4 +1,4 @@
-"""What another process says is heard to the last whole line, and no longer than it lives."""
+"""The output of another process is read up to its last complete line, and until the process ends."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A level whose check ends its worker as a fault of the suite does: with a status, not by a signal."""
+"""A level whose check ends its worker as a fault of the suite does: with an exit status, not by a signal."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Further faults of what is drawn by chance, beside those of the catalogue, of which a third must be blind."""
+"""Further faults of random operators, in addition to those of the catalogue; a third must be blind."""
 
 import torch
 from clika_ref_conformance.mutants.patched_op import PatchedOp
