@@ -116,10 +116,10 @@ class _Client:
         self.client = client
 
     def __reduce__(self) -> Any:
-        return _connected, (reduction.DupFd(self.client.fileno()),)
+        return _open_socket, (reduction.DupFd(self.client.fileno()),)
 
 
-def _connected(descriptor: Any) -> socket.socket:
+def _open_socket(descriptor: Any) -> socket.socket:
     return socket.socket(fileno=descriptor.detach())
 
 
@@ -144,7 +144,7 @@ def _run_command(client: Any) -> None:
 
 
 def enter(folder: str, environment: Mapping[str, str]) -> None:
-    """Change to a folder and an environment, whose ``PYTHONPATH`` comes first on the path of modules."""
+    """Change to a folder and an environment; entries of its ``PYTHONPATH`` come first on ``sys.path``."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""Every warning that is given has the category by which users tell ours from others."""
+"""Every warning has the category that distinguishes warnings of clika-ref from others."""
 
 import ast
 import warnings
@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 SWEPT = ("clika_ref", "plugins", "conformance")
 
 
-def warnings_without_category(source: str) -> list[int]:
-    """Return the lines in which a warning is given that is no ClikaWarning."""
+def find_warnings_without_category(source: str) -> list[int]:
+    """Return the lines that give a warning other than a ClikaWarning."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     found = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in ("warn", "warn_explicit")]
     found += [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "warn"]
@@ -25,7 +25,7 @@ def test_warnings_in_packages_have_clika_category():
     """Each warning in our packages has the category `ClikaWarning`."""
     files = [p for folder in SWEPT for p in (ROOT / folder).rglob("*.py") if "tests" not in p.parts]
     assert len(files) > 100
-    found = {str(p.relative_to(ROOT)): warnings_without_category(p.read_text(encoding="utf-8")) for p in files}
+    found = {str(p.relative_to(ROOT)): find_warnings_without_category(p.read_text(encoding="utf-8")) for p in files}
     assert not {path: lines for path, lines in found.items() if lines}
 
 
@@ -41,7 +41,7 @@ def test_warnings_in_packages_have_clika_category():
 )
 def test_warnings_without_category_finds_other_category(source, lines):
     """The check finds warnings without the category `ClikaWarning`."""
-    assert warnings_without_category(source) == lines
+    assert find_warnings_without_category(source) == lines
 
 
 def test_clika_warning_public_subclass_of_user_warning():

@@ -13,7 +13,7 @@ from clika_ref.capture.saved_tensors import storage_id
 
 
 class Expanded(nn.Module):
-    """Its buffer holds three numbers, one of them NaN, as if they were six."""
+    """A buffer that stores three numbers, one of them NaN, as an expanded tensor of six."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ def test_transformer_encoder_trailing_padding_matches_eager():
 
 
 class Rebinding(nn.Module):
-    """Makes something else of a plain tensor, in a way that is given, beside a buffer and a parameter."""
+    """Rebinds a plain tensor in a given way, next to a buffer and a parameter."""
 
     def __init__(self, change):
         super().__init__()

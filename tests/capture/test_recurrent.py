@@ -16,7 +16,7 @@ NETWORKS = {
 
 
 class Tagger(nn.Module):
-    """What is mostly done with one: tokens in, a class for each out."""
+    """A sequence tagger: tokens in, a class for each token out."""
 
     def __init__(self):
         super().__init__()

@@ -28,8 +28,8 @@ def add(x: Tensor, y: Tensor | Number) -> Tensor:
 
 
 @operator()
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``x`` cut in two along the first side."""
+def split_in_half(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``x`` split in two along the first dim."""
     middle = x.shape[0] // 2
     return x[:middle], x[middle:]
 
@@ -58,7 +58,7 @@ def noise(x: Tensor) -> Tensor:
     return torch.rand_like(x)
 
 
-TABLE: dict[str, Operator] = {op.name: op for op in (neg, add, halves, reshape, nonzero, full, noise)}
+TABLE: dict[str, Operator] = {op.name: op for op in (neg, add, split_in_half, reshape, nonzero, full, noise)}
 
 
 class Draft(Graph):
@@ -69,7 +69,7 @@ class Draft(Graph):
         return Builder(self, TABLE)(op, *operands, types=types, **attrs)
 
     def takes(self, *shape: Any, name: str = "x") -> Value:
-        """Add an input of float32; a side given as text is dynamic."""
+        """Add an input of float32; a dim given as text is dynamic."""
         sides = tuple(make_symbol(side) if isinstance(side, str) else side for side in shape)
         value = self.add_input(TensorType(torch.float32, sides), name)
         for dim, side in enumerate(shape):
@@ -96,6 +96,6 @@ def graph() -> Draft:
 
 
 @pytest.fixture
-def table() -> dict[str, Operator]:
+def operator_table() -> dict[str, Operator]:
     """Return the operators of these tests by name."""
     return dict(TABLE)

@@ -1,4 +1,4 @@
-"""What a type and an origin say of themselves."""
+"""The text form of types and origins."""
 
 import torch
 

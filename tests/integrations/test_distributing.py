@@ -1,4 +1,4 @@
-"""What is trained by several processes, in one: nothing is divided, and what is no such thing is refused."""
+"""`clika_distribute` in one process: nothing is sharded, and other objects are rejected."""
 
 import pytest
 from torch import nn

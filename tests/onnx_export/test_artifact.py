@@ -1,4 +1,4 @@
-"""The parts shared by ONNX targets: questions about equal calls are asked once."""
+"""The shared parts of ONNX targets: equal calls are checked once."""
 
 import torch
 

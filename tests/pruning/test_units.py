@@ -1,4 +1,4 @@
-"""Units: what is merged goes together, crossings go with either of what they cross, and what is fixed stays."""
+"""Units: merged units are removed together, a crossing with either of its units, and fixed ones never."""
 
 import torch
 

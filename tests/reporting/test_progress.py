@@ -1,4 +1,4 @@
-"""``SimpleProgressBar``: what it yields, what it shows, and where it stays silent."""
+"""``SimpleProgressBar``: its elements, its output, and the places where it prints nothing."""
 
 import io
 import re
@@ -10,10 +10,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.reporting import progress
 from clika_ref.reporting.progress import SimpleProgressBar
 
-
-@pytest.fixture(autouse=True)
-def audible(monkeypatch):
-    monkeypatch.delenv("CLIKA_REF_QUIET", raising=False)
+pytestmark = pytest.mark.usefixtures("_console_output")
 
 
 @pytest.fixture

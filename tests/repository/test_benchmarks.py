@@ -1,4 +1,4 @@
-"""Benchmarks whose figures README shows: their commands print each row. The times themselves are not tested."""
+"""Benchmarks with figures in the README: their commands print each row. The times themselves are not tested."""
 
 import os
 import re

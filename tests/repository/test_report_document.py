@@ -1,4 +1,4 @@
-"""What docs/report.md shows runs as it stands, and names the parts that a report has."""
+"""The code of docs/report.md runs unchanged, and the page names the parts of a report."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Settings of adapters: what they take, and where they are given."""
+"""Settings of adapters: valid values, and the calls that take them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Settings of pruning: what they take, and what contradicts itself."""
+"""Settings of pruning: valid values, and contradictions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which sizes were seen, as an artifact counts them: under its names, and only of calls that it takes."""
+"""The observed sizes in the form of an artifact: under its names, and only of calls that it accepts."""
 
 import torch
 

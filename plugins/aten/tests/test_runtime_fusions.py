@@ -1,4 +1,4 @@
-"""Calls beside others, where ONNX Runtime fuses or moves nodes: the whole computes what its parts do."""
+"""Calls next to others that ONNX Runtime fuses or moves: the whole computes the same as its parts."""
 
 from __future__ import annotations
 

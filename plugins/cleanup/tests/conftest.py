@@ -1,4 +1,4 @@
-"""What the tests of passes begin with; and their helper module, which this folder lets them import."""
+"""Fixtures for tests of passes, whose helper modules this folder makes importable."""
 
 import sys
 from pathlib import Path

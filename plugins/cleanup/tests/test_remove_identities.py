@@ -1,4 +1,4 @@
-"""Calls that return their operand go; their nearest neighbours, which do not, stay."""
+"""Calls that return their operand are removed; similar calls that do not are kept."""
 
 import pytest
 import torch

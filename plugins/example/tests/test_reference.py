@@ -1,4 +1,4 @@
-"""The fourth target: a stranger's file of eighty lines, which is all there is of it."""
+"""The fourth target: an external file of eighty lines."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What tests of TensorRT compile."""
+"""Networks that tests of TensorRT compile."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from clika_ref import (
 
 
 class Net(nn.Module):
-    """What rules speak of: residuals, one of them projected, what is joined, a transposed convolution, a linear one."""
+    """The layers that the rules are about: residuals, a projection, a concatenation, transposed and linear layers."""
 
     def __init__(self):
         super().__init__()
@@ -28,17 +28,17 @@ class Net(nn.Module):
         return self.head(self.up(y).mean((2, 3)))
 
 
-def images(*counts):
+def make_images(*counts):
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(count, 3, 16, 16, generator=generator) for count in counts]
 
 
-def compiled(**settings):
+def compile_net(**settings):
     torch.manual_seed(0)
     return clika_compile(
         Net().eval(),
-        tracing_inputs=images(1, 6),
-        calibration_inputs=images(2, 4, 4, 4),
+        tracing_inputs=make_images(1, 6),
+        calibration_inputs=make_images(2, 4, 4, 4),
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
         deployment_settings=DeploymentSettings_TensorRT_ONNX(**settings),
     ).eval()

@@ -1,4 +1,4 @@
-"""Scales: what they cover, that 0 is exact, and that nothing overflows; on floats of any size."""
+"""Scales: their range, an exact zero, and no overflow; for floats of any size."""
 
 import math
 

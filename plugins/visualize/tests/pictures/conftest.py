@@ -1,4 +1,4 @@
-"""Let the tests import what they share: the importlib mode of pytest leaves the folder of a test off the path."""
+"""Let the tests import their helper modules: pytest's importlib mode does not add the folder of a test to the path."""
 
 import sys
 from pathlib import Path
