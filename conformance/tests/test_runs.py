@@ -58,7 +58,7 @@ def test_execute_plan_fatal_check_costs_itself_only():
     assert "exit status 3" in messages["exit"]
     assert "SIGSEGV" in messages["segfault"]
     assert "somebody killed it" in messages["kills-itself"]
-    assert "dies_of_a_signal" in messages["segfault"]  # the traceback of faulthandler
+    assert "die_of_segfault" in messages["segfault"]  # the traceback of faulthandler
     assert "a check that raises" in messages["raise"]
     assert messages["interrupts"].endswith("KeyboardInterrupt")
     assert messages["leaves"].endswith("SystemExit")
@@ -318,7 +318,7 @@ def test_execute_plan_killed_first_workers_replaced(monkeypatch, lost):
 def test_execute_plan_sampler_error_in_full_once():
     """A sampler error is reported in full once, and in one line elsewhere."""
     request = RunRequest("identity", select_profile("quick"), ("celu", "artifacts/random graphs"), workers=1)
-    record = execute_plan(plan_run(replace(request, arrange="bad_samples:put", argument="celu raises")))
+    record = execute_plan(plan_run(replace(request, arrange="bad_samples:put_bad_sampler", argument="celu raises")))
     assert {r.verdict for r in record.failures} == {Verdict.SAMPLE}
     messages = {str(r.task): r.comparison.message for r in record.failures}
     assert "(in bad_samples.py, line " in messages.pop("contract/celu")

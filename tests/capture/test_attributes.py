@@ -36,7 +36,7 @@ class Caching(nn.Module):
         return x * (self.cache["nested"][0] + self.lazy + self.buffer)
 
 
-class ApplyFunction(nn.Module):
+class Nested(nn.Module):
     def __init__(self, inner):
         super().__init__()
         self.inner = inner
@@ -45,7 +45,7 @@ class ApplyFunction(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("within", [lambda model: model, ApplyFunction], ids=["root", "part"])
+@pytest.mark.parametrize("within", [lambda model: model, Nested], ids=["root", "part"])
 def test_capture_cache_of_weight_computed_original_empty(within):
     """A cached function of a weight is computed by the graph, and the original's cache stays empty."""
     caching = Caching()
@@ -132,7 +132,7 @@ class Lengthening(Counting):
         return self.count.sum()
 
 
-AGAIN = r"Within returns a different result when it is called again .* forward changes self\.inner\."
+AGAIN = r"Nested returns a different result when it is called again .* forward changes self\.inner\."
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ AGAIN = r"Within returns a different result when it is called again .* forward c
 )
 def test_capture_result_depends_on_previous_call_rejected(kind, name, message):
     """Results that depend on an attribute of the previous call raise an error."""
-    model = ApplyFunction(kind())
+    model = Nested(kind())
     before = getattr(model.inner, name)
     with pytest.raises(ModelError, match=message):
         clika_compile(model, tracing_inputs=[torch.ones(2)])
@@ -170,7 +170,7 @@ class Swapping(nn.Module):
         return x + self.first
 
 
-@pytest.mark.parametrize("within", [lambda model: model, ApplyFunction], ids=["root", "part"])
+@pytest.mark.parametrize("within", [lambda model: model, Nested], ids=["root", "part"])
 def test_capture_rebound_buffers_follow_eager(within):
     """Rebound buffers follow eager, in the root module and in parts."""
     x = torch.zeros(2)
@@ -183,7 +183,7 @@ def test_capture_rebound_buffer_missed_by_trace_rejected(monkeypatch):
     """A rebound buffer that the trace does not see raises an error that names it."""
     monkeypatch.setattr(capture, "select_tracers", lambda dynamic: TRACERS[-1:])
     with pytest.raises(ModelError, match=r"forward writes to inner.count in a way that this trace does not record"):
-        clika_compile(ApplyFunction(Counting()), tracing_inputs=[torch.zeros(2)])
+        clika_compile(Nested(Counting()), tracing_inputs=[torch.zeros(2)])
 
 
 class Kept(dict):
@@ -378,7 +378,7 @@ class Accumulating(nn.Module):
 
 def test_capture_result_depends_on_object_state_rejected():
     """Results that depend on the state of an object raise an error that names it."""
-    model = ApplyFunction(Accumulating())
+    model = Nested(Accumulating())
     with pytest.raises(
         ModelError, match=r"forward changes self\.inner\.held\.calls, self.inner.held.total, and a graph does not keep"
     ):

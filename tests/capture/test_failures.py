@@ -64,7 +64,7 @@ def test_capture_branches_on_flags_accepted(compile_and_compare):
     compile_and_compare(Flagged(), [(torch.randn(2), True)])
 
 
-@torch.library.custom_op("clika_ref_tests::unheard_of", mutates_args=())
+@torch.library.custom_op("clika_ref_tests::unregistered_operator", mutates_args=())
 def unregistered_operator(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
@@ -98,10 +98,13 @@ def test_capture_missing_operators_listed_together():
         clika_compile(NestedUnregisteredCall(), tracing_inputs=[torch.randn(3)])
     text = str(caught.value)
     assert "NestedUnregisteredCall makes 3 unsupported calls" in text
-    inner, outer = find_line("return unheard_of(x) + 1"), find_line("return unknown(self")
-    assert f"clika_ref_tests.unheard_of.default in inner.1 at test_failures.py:{inner}: no operator is declared" in text
+    inner, outer = find_line("return unregistered_operator(x) + 1"), find_line("return unknown(self")
+    assert (
+        f"clika_ref_tests.unregistered_operator.default in inner.1 at test_failures.py:{inner}: no operator is declared"
+        in text
+    )
     assert f"clika_ref_tests.unknown.default in <root> at test_failures.py:{outer}" in text
-    assert f"clika_ref_tests.unheard_of.default in <root> at test_failures.py:{outer}" in text
+    assert f"clika_ref_tests.unregistered_operator.default in <root> at test_failures.py:{outer}" in text
     assert "Declare operators for them in a plugin (see docs/write-an-operator.md), or rewrite those lines" in text
 
 
@@ -338,7 +341,7 @@ class Cache:
 def test_clika_compile_object_in_result_rejected():
     """An unknown object in the result raises an error with its path and class."""
     message = (
-        r"remembering returns a Cache \(result\['states'\]\[1\]\), but its tensors are not known to PyTorch. "
+        r"return_cache returns a Cache \(result\['states'\]\[1\]\), but its tensors are not known to PyTorch. "
         r"Return tensors in tuples, lists, dicts or dataclasses, or register the class with "
         r"torch.utils._pytree.register_pytree_node. "
         r"For models of transformers, set model.config.use_cache = False"

@@ -322,7 +322,7 @@ def test_inputs_catcher_method_twice_rejected():
     caught.uninstall()
 
 
-class NoInstanceAttributes:
+class NoSlots:
     __slots__ = ()
 
     def run(self):
@@ -354,13 +354,13 @@ class Renamed:
         ),
         (Net, r"cannot catch the inputs of <class .*Net'>: it is a class. Pass a module"),
         (
-            NoInstanceAttributes.make,
-            r"cannot catch the inputs of <bound method Odd\.make.*: it is a method. Pass a module, or a method of an",
+            NoSlots.make,
+            r"cannot catch the inputs of <bound method NoSlots\.make.*: it is a method. Pass a module, or a method of",
         ),
         (None, r"cannot catch the inputs of None: it is a NoneType. Pass a module"),
         (
-            NoInstanceAttributes().run,
-            r"cannot catch the inputs of Odd\.run: 'Odd' object attribute 'run' is read-only. Pass the module",
+            NoSlots().run,
+            r"cannot catch the inputs of NoSlots\.run: 'NoSlots' object attribute 'run' is read-only. Pass the module",
         ),
         (
             Renamed().public,

@@ -151,4 +151,4 @@ def test_run_in_one_stack_chunk_keeps_name_and_result():
 
     assert double(3, times=2) == 12
     assert double.__name__ == "double"
-    assert double.__doc__ == "Say so."
+    assert double.__doc__ == "Return ``number * 2 ** times``."

@@ -141,7 +141,7 @@ def test_find_reachable_modules_large_containers_limited():
     assert Counted.looks <= MAX_SEARCHED_ENTRIES + MAX_VALUES_PER_DEPTH + MAX_SEARCHED_ENTRIES
 
 
-class ModulesInList(nn.Module):
+class InList(nn.Module):
     """A list hides its modules from PyTorch."""
 
     def __init__(self):
@@ -154,11 +154,11 @@ class ModulesInList(nn.Module):
 
 def test_clika_compile_unregistered_module_warned(tmp_path):
     """A module that is not registered in the model gives a warning with its line."""
-    clika_compile(ModulesInList(), tracing_inputs=[X], logs_dir=tmp_path)
+    clika_compile(InList(), tracing_inputs=[X], logs_dir=tmp_path)
     text = next(tmp_path.iterdir()).read_text()
-    line = ModulesInList.forward.__code__.co_firstlineno + 1
+    line = InList.forward.__code__.co_firstlineno + 1
     message = (
-        f"Warning: Sequential, called at test_reachable_modules.py:{line}, is not part of Hoarder: its weights become"
+        f"Warning: Sequential, called at test_reachable_modules.py:{line}, is not part of InList: its weights become"
     )
     assert text.count(message) == 1
     assert text.count("Warning") == 1, "its parts go without saying, and nn.Identity has no weights"

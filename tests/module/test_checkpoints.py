@@ -417,9 +417,8 @@ def test_clika_load_restores_settings(tmp_path):
 SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, {tests!r})
-from adapted_nets import INT4
-from saved_nets import compiled
-print(hashlib.sha256(compiled(weight_rounding="on").clika_serialize(keep_calibration_inputs=True)).hexdigest())
+from saved_nets import compile_net
+print(hashlib.sha256(compile_net(weight_rounding="on").clika_serialize(keep_calibration_inputs=True)).hexdigest())
 """
 
 

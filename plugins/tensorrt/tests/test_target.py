@@ -179,7 +179,7 @@ def test_clika_export_unsupported_nodes_reported_together(tmp_path):
     with pytest.raises(TargetError) as error:
         module.clika_export(tmp_path / "net.onnx")
     told = str(error.value).splitlines()
-    assert told[0].startswith("tensorrt cannot run 6 nodes of Odd:")
+    assert told[0].startswith("tensorrt cannot run 6 nodes of IntegerSums:")
     for operator, message in (
         ("bitwise_or", "BitwiseOr is not supported. Use other operators, or a plugin of TensorRT."),
         (

@@ -96,10 +96,10 @@ def test_draw_failure_keeps_existing_file(tmp_path, monkeypatch):
 DIGEST = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
-from small_graphs import residual
+from small_graphs import build_residual_graph
 from clika_ref_visualize.pictures.graph_drawing import build_drawing
 from clika_ref_visualize.pictures.writing import PICTURE_WRITERS
-drawing = build_drawing(residual(3))
+drawing = build_drawing(build_residual_graph(3))
 print(*(hashlib.sha256(PICTURE_WRITERS[suffix](drawing)).hexdigest() for suffix in (".svg", ".html", ".dot")))
 """
 
