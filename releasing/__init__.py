@@ -1,1 +1,1 @@
-"""What is done with the distributions before anybody gets them: built, installed where nothing is, tried there."""
+"""Build the distributions, install them in empty environments, and try them there."""

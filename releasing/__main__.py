@@ -54,7 +54,7 @@ def package() -> None:
 
 @app.command()
 def lowest() -> None:
-    """Do the same with the lowest versions that are allowed of what runs and reads models, and run tests there."""
+    """Do the same with the lowest allowed versions of the libraries that run and read models, and run tests there."""
     build_all()
     environment = Fresh(BUILD_DIR / "lowest")
     versions = lowest_versions()
@@ -62,7 +62,7 @@ def lowest() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try_first_artifact(environment, Path(folder))
         try_commands(environment, Path(folder))
-    with environment.timed("tests"):
+    with environment.measure_time("tests"):
         passed = environment.run("pytest", "-q", "-p", "no:cacheprovider", *LOWEST_VERSION_TESTS, cwd=ROOT)
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
     environment.show([f"with {shown}:", passed.splitlines()[-1]])
@@ -77,7 +77,7 @@ def build_all() -> None:
 
 
 def install_distributions(environment: Fresh, versions: dict[str, str]) -> None:
-    """Install what was built, and at given versions all that it asks for."""
+    """Install the built distributions and their requirements at given versions."""
     # torch first and alone, as in the Makefile: otherwise pip may fetch another one, with all of CUDA.
     environment.install("torch", f"torch=={versions['torch']}")
     with tempfile.TemporaryDirectory() as folder:

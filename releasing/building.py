@@ -1,4 +1,4 @@
-"""Build the sdist and the wheel of a distribution, and see that each file of it is in there."""
+"""Build the sdist and the wheel of a distribution, and check that they contain each of its files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from releasing.distributions import METADATA_FILES, Distribution
 
 
 def build(found: Distribution, out: Path) -> None:
-    """Write the sdist of a distribution into a folder, and the wheel, which is made from the sdist.
+    """Write the sdist of a distribution into a folder, and the wheel from the sdist.
 
-    It is built from a copy: setuptools leaves folders beside what it builds, and takes up what is in such ones.
+    It is built from a copy: setuptools leaves folders next to the sources, and packages files that are in them.
 
     Raises:
         SystemExit: it cannot be built, or a file is missing from the wheel or should not be there.
@@ -36,7 +36,7 @@ def build(found: Distribution, out: Path) -> None:
 
 
 def differences(found: Distribution, wheel: Path) -> Iterator[str]:
-    """Yield what a wheel lacks of its distribution, and what it has beyond it."""
+    """Yield the files that a wheel lacks, and the unexpected ones."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     packed = {name for name in names if name.startswith(f"{found.package}/")}

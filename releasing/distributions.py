@@ -1,4 +1,4 @@
-"""The distributions of this repository: where each lies, what its ``pyproject.toml`` states, which files it has."""
+"""The distributions of this repository: their folders, the contents of ``pyproject.toml``, and their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 METADATA_FILES = ("LICENSE", "README.md", "pyproject.toml")
-"""Files beside a package that belong to its distribution."""
+"""Files next to a package that belong to its distribution."""
 
 RUNTIME_PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
 """What runs or reads models, of which the lowest version that is allowed is tried."""
@@ -36,17 +36,17 @@ class Distribution:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return self.stated["project"]["name"]
 
     @property
     def package(self) -> str:
-        """The one package that it has."""
+        """Its only package."""
         return self.name.replace("-", "_")
 
     @property
     def requirements(self) -> list[str]:
-        """All that it asks for, in extras as well."""
+        """All its requirements, with those of extras."""
         project = self.stated["project"]
         return [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
 

@@ -23,11 +23,11 @@ class Fresh:
         self.folder = folder
         self.seconds: dict[str, float] = {}
         """What each step took, by what it is called."""
-        with self.timed("an empty environment"):
+        with self.measure_time("an empty environment"):
             venv.create(folder, with_pip=True, clear=True)
 
     @contextlib.contextmanager
-    def timed(self, label: str) -> Iterator[None]:
+    def measure_time(self, label: str) -> Iterator[None]:
         """Keep the time of a block."""
         start = time.perf_counter()
         yield
@@ -35,11 +35,11 @@ class Fresh:
 
     def install(self, label: str, *words: str) -> None:
         """Let pip install something."""
-        with self.timed(label):
+        with self.measure_time(label):
             self.run("pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", *words)
 
     def run(self, command: str, *words: object, cwd: Path | None = None) -> str:
-        """Run a command of the environment; return what it prints on stdout.
+        """Run a command of the environment; return its output on stdout.
 
         Raises:
             SystemExit: it fails.
@@ -53,7 +53,7 @@ class Fresh:
         return done.stdout
 
     def show(self, lines: Iterable[str] = ()) -> None:
-        """Print what each step took, and further lines."""
+        """Print the time of each step, and further lines."""
         for label, seconds in self.seconds.items():
             print(f"{seconds:8.1f} s  {label}")
         for line in lines:

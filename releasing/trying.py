@@ -1,4 +1,4 @@
-"""What is tried of an installation that has no repository beside it: a newcomer's first artifact, and every command."""
+"""Try an installation without a repository: the first artifact of the README, and every command."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ for write in (module.clika_visualize, module.clika_report):
 
 
 def readme_lines() -> list[str]:
-    """Return what the README says of a first artifact in integers, with a module of one's own for the model of it.
+    """Return the README's lines for a first INT8 artifact, with a module of one's own as the model.
 
     Raises:
         SystemExit: that is more than `MAX_README_LINES`.
@@ -88,18 +88,18 @@ def try_first_artifact(environment: Fresh, folder: Path) -> None:
     """Write a module of one's own and the lines of the README, and run them."""
     (folder / "own.py").write_text(OWN, encoding="utf-8")
     (folder / "first.py").write_text("\n".join(readme_lines()) + "\n", encoding="utf-8")
-    with environment.timed("the first artifact in integers, of a module of one's own"):
+    with environment.measure_time("the first artifact in integers, of a module of one's own"):
         environment.run("python", "first.py", cwd=folder)
     environment.run("python", "-c", INT8_SETTINGS, "quantized.onnx", cwd=folder)
 
 
 def try_commands(environment: Fresh, folder: Path) -> None:
-    """Call what was installed: plugins of each distribution, each kind of file that wheels carry, every target.
+    """Call the installed parts: plugins of each distribution, each type of file in wheels, every target.
 
     Raises:
         SystemExit: something fails or is missing.
     """
-    with environment.timed("commands, and a run of the conformance suite"):
+    with environment.measure_time("commands, and a run of the conformance suite"):
         environment.run("pip", "check")
         version = environment.run("clika-ref", "--version").split()[-1]
         output = json.loads(environment.run("clika-ref", "plugins", "--json", cwd=folder))
@@ -124,7 +124,7 @@ def try_missing_plugins(environment: Fresh, folder: Path, wheels: Path) -> None:
         SystemExit: an error is missing or names no command, or the command fails.
     """
     optional = ("clika-ref-conformance", "clika-ref-visualize", "clika-ref-cli")
-    with environment.timed("errors of missing plugins"):
+    with environment.measure_time("errors of missing plugins"):
         environment.run("pip", "uninstall", "--quiet", "--yes", *optional)
         environment.run("python", "-c", NO_COMMAND_LINE, cwd=folder)
         environment.run("python", "-c", NO_VISUALIZER, cwd=folder)

@@ -1,6 +1,7 @@
 """Shared by tests of adapters: models with all supported layers, compiled, and a few steps of training."""
 
 import torch
+from seeded_tensors import draw_batches
 from torch import nn
 
 from clika_ref import (
@@ -22,7 +23,7 @@ INT4 = QuantizationSettings(
 
 
 class Images(nn.Module):
-    """Convolutions of all kinds with norms behind, and a head."""
+    """Convolutions of all types with batch norm, and a head."""
 
     def __init__(self):
         super().__init__()
@@ -53,15 +54,14 @@ class Tokens(nn.Module):
         return x + self.narrow(nn.functional.gelu(self.wide(x)))
 
 
-SIDES = {Images: (3, 12, 12), Tokens: (6, 32)}
+INPUT_SHAPES = {Images: (3, 12, 12), Tokens: (6, 32)}
 
 
-def batches(kind, count=4, size=8, seed=0):
-    spread = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, *SIDES[kind], generator=spread) for _ in range(count)]
+def make_batches(kind, count=4, size=8, seed=0):
+    return draw_batches(count, size, *INPUT_SHAPES[kind], seed=seed)
 
 
-def made(kind):
+def build_net(kind):
     torch.manual_seed(0)
     model = kind().eval()
     for part in model.modules():
@@ -72,9 +72,9 @@ def made(kind):
     return model
 
 
-def compiled(kind, settings=None, lora=None, **options):
-    """Return a compiled model, quantized where settings are given, adapted where others are."""
-    data = [*batches(kind), batches(kind, 1, 4)[0]]
+def compile_net(kind, settings=None, lora=None, **options):
+    """Return a compiled model, quantized and adapted if settings are given."""
+    data = [*make_batches(kind), make_batches(kind, 1, 4)[0]]
     if settings is None:
         options = {"tracing_inputs": data[-2:], **options}
     else:
@@ -84,21 +84,23 @@ def compiled(kind, settings=None, lora=None, **options):
             "deployment_settings": HERE,
             **options,
         }
-    return clika_compile(made(kind), clika_compile_options=ClikaCompileOptions(global_lora_settings=lora), **options)
+    return clika_compile(
+        build_net(kind), clika_compile_options=ClikaCompileOptions(global_lora_settings=lora), **options
+    )
 
 
-def trained(module, kind, steps=10, rate=1e-2):
-    """Train what requires gradients towards another output."""
-    original = made(kind)
+def train(module, kind, steps=10, rate=1e-2):
+    """Train the parameters that require gradients towards another output."""
+    original = build_net(kind)
     optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=rate)
     module.train()
     for number in range(steps):
-        x = batches(kind, 1, seed=number)[0]
+        x = make_batches(kind, 1, seed=number)[0]
         optimizer.zero_grad()
         (module(x) - 1.3 * original(x).detach()).square().mean().backward()
         optimizer.step()
     return module.eval()
 
 
-def lora(**fields):
+def make_lora_settings(**fields):
     return LoraSettings(**{"rank": 2, "alpha": 4, "dropout_rate": 0.0, **fields})

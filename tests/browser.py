@@ -26,7 +26,7 @@ ARGUMENTS = (
 )
 
 
-def missing(what):
+def skip_without_browser(what):
     """Skip a test, or fail it where the browser is needed."""
     text = f"{what}; pip install playwright, and install Chromium (apt-get install chromium), or name it in {CHROMIUM}"
     (pytest.fail if os.environ.get(NEEDED) else pytest.skip)(text)
@@ -38,10 +38,10 @@ def browser():
     try:
         from playwright.sync_api import sync_playwright  # noqa: PLC0415 - may be absent
     except ImportError:
-        missing("there is no playwright here")
+        skip_without_browser("there is no playwright here")
     program = os.environ.get(CHROMIUM) or next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        missing("there is no Chromium here")
+        skip_without_browser("there is no Chromium here")
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield found
@@ -57,7 +57,7 @@ def open_page(browser):
     """
     contexts, problems = [], []
 
-    def opened(path, *, width=1280, height=900, dark=False):
+    def open_file(path, *, width=1280, height=900, dark=False):
         how = {"viewport": {"width": width, "height": height}, "color_scheme": "dark" if dark else "light"}
         context = browser.new_context(**how)
         contexts.append(context)
@@ -68,16 +68,16 @@ def open_page(browser):
         page.goto(address)
         return page
 
-    yield opened
+    yield open_file
     for context in contexts:
         context.close()
     assert not problems, problems
 
 
-def colours(page, selector=None):
-    """Return how many pixels of which colour, ``(red, green, blue)``, a page has, or the first element of a selector.
+def count_colours(page, selector=None):
+    """Return the number of pixels of each colour, ``(red, green, blue)``, on a page or in its first selected element.
 
-    Chromium smooths edges: of what is drawn in a colour, most pixels have exactly that.
+    Chromium smooths edges, so most pixels of a drawn shape have exactly its colour, but not all.
     """
     shot = (page.locator(selector).first if selector else page).screenshot()
     image = Image.open(io.BytesIO(shot)).convert("RGB")

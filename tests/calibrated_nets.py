@@ -20,27 +20,23 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def batches(count=4, seed=0, factor=1.0):
-    """Return batches of which two columns are larger than the others by a factor."""
+def make_batches(count=4, seed=0, factor=1.0):
+    """Return batches with two columns that are larger than the others by a factor."""
     spread, factors = torch.Generator().manual_seed(seed), torch.ones(32)
     factors[3] = factors[9] = factor
     return [torch.randn(4 + i, 32, generator=spread) * factors for i in range(count)]
 
 
-def traced(**arguments):
-    return clika_compile(Net().eval(), tracing_inputs=batches(2), **arguments)
+def trace_net(**arguments):
+    return clika_compile(Net().eval(), tracing_inputs=make_batches(2), **arguments)
 
 
-def compiled(**options):
+def compile_net(**options):
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
-    return clika_compile(Net().eval(), **{"calibration_inputs": batches(), **settings, **options})
+    return clika_compile(Net().eval(), **{"calibration_inputs": make_batches(), **settings, **options})
 
 
-def noise(wanted, found):
-    """Return what is left of a tensor in another one, in dB."""
+def sqnr_in_decibels(wanted, found):
+    """Return the SQNR of a tensor with respect to another one, in dB."""
     wanted, found = wanted.detach(), found.detach()
     return ratio_in_decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
-
-
-def told(folder):
-    return "".join(log.read_text() for log in folder.glob("*.log"))

@@ -20,24 +20,24 @@ from warm_process import CommandServer
 
 @pytest.fixture(scope="session")
 def warm_commands(tmp_path_factory):
-    """Variables of an environment whose ``clika-ref`` and ``pytest`` run in forks of a warmed process."""
+    """Return the environment variables that run ``clika-ref`` and ``pytest`` in forks of a warmed process."""
     return CommandServer(tmp_path_factory.mktemp("warm")).environment
 
 
-def call(function, element):
-    """Return what a function returns for an element of ``tracing_inputs``, and its arguments after the call."""
+def call_on_element(function, element):
+    """Return the results of a function for an element of ``tracing_inputs``, and its arguments after the call."""
     packed = pack_arguments(make_callable(function).parameters, element).copy()
     result = function(*packed.args, **packed.kwargs)
     return pytree.tree_leaves(result), pytree.tree_leaves((packed.args, packed.kwargs))
 
 
-def same(module, original, element):
-    """Hold one call against eager: results, what it does to its arguments, and to buffers.
+def assert_same_results(module, original, element):
+    """Compare one call with eager: results, changes of its arguments, and changes of buffers.
 
     The tolerance is PyTorch's own for results of one dtype (``torch.testing``).
     """
     with torch.no_grad():
-        expected, actual = call(original, element), call(module.forward, element)
+        expected, actual = call_on_element(original, element), call_on_element(module.forward, element)
     for results in zip(actual, expected, strict=True):
         kinds = [[type(r) for r in side] for side in results]
         assert kinds[0] == kinds[1]
@@ -54,16 +54,27 @@ def same(module, original, element):
 
 
 @pytest.fixture
-def agree():
-    """Compile a copy of a model for inputs; hold it against eager on them and on unseen ones; return it."""
+def compile_and_compare():
+    """Compile a copy of a model for inputs; compare it with eager on these and on unseen inputs; return it."""
 
-    def check(model, inputs, unseen=(), **options):
+    def compile_and_check(model, inputs, unseen=(), **options):
         original = copy.deepcopy(model)
         if isinstance(original, torch.nn.Module) and not options.get("skip_eval_set_mode"):
             original.eval()
         module = clika_compile(model, tracing_inputs=inputs, **options)
         for element in [*inputs, *unseen]:
-            same(module, original, element)
+            assert_same_results(module, original, element)
         return module
 
-    return check
+    return compile_and_check
+
+
+@pytest.fixture
+def unread_inputs():
+    """Inputs that fail the test when they are read."""
+
+    def fail_when_read():
+        pytest.fail("the calibration inputs were read")
+        yield
+
+    return fail_when_read()

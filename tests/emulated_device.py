@@ -14,8 +14,8 @@ from torch.utils import cpp_extension
 NAME = "emulated"
 
 
-def _module() -> types.ModuleType:
-    """Return what PyTorch looks for in ``torch.emulated``."""
+def _make_device_module() -> types.ModuleType:
+    """Return the module that PyTorch expects as ``torch.emulated``."""
     module = types.ModuleType(f"torch.{NAME}")
     answers = {"is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0}
     answers |= {"_is_in_bad_fork": False, "get_amp_supported_dtype": [torch.bfloat16, torch.float16]}
@@ -27,7 +27,7 @@ def _module() -> types.ModuleType:
     return module
 
 
-def _copied(tensor: torch.Tensor, memo: dict[int, torch.Tensor]) -> torch.Tensor:
+def _deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, torch.Tensor]) -> torch.Tensor:
     """Copy deeply, without the copy of storages that PyTorch makes by way of a tensor of the CPU."""
     if tensor.device.type != NAME:
         return _copied_by_pytorch(tensor, memo)
@@ -39,7 +39,7 @@ def _copied(tensor: torch.Tensor, memo: dict[int, torch.Tensor]) -> torch.Tensor
 torch.utils.rename_privateuse1_backend(NAME)
 source = Path(__file__).with_suffix(".cpp")
 cpp_extension.load(f"clika_ref_{NAME}_device", [str(source)], extra_cflags=["-O0", "-w"])
-torch._register_device_module(NAME, _module())
+torch._register_device_module(NAME, _make_device_module())
 torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
 _copied_by_pytorch = torch.Tensor.__deepcopy__
-torch.Tensor.__deepcopy__ = _copied
+torch.Tensor.__deepcopy__ = _deepcopy_tensor

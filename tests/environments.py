@@ -22,7 +22,7 @@ class Environment:
     """A virtual environment in a folder, with packages of this one by links."""
 
     def __init__(self, folder: Path, keep: Callable[[str], bool] = lambda name: True) -> None:
-        """Make it, with each entry among the packages here whose name is to be kept."""
+        """Create it, with each package whose name passes the filter."""
         self.folder = folder
         venv.create(folder, symlinks=True)
         self.packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
@@ -31,7 +31,7 @@ class Environment:
                 (self.packages / entry.name).symlink_to(entry)
 
     def run(self, command: str, *words: str, cwd: Path) -> str:
-        """Run one of `COMMANDS` in a folder, which must succeed; return what it prints."""
+        """Run one of `COMMANDS` in a folder, which must succeed; return its output."""
         left = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CLIKA_REF_"))}
         done = subprocess.run(
             [self.folder / "bin/python", *COMMANDS[command], *words],

@@ -57,8 +57,8 @@ class Block:
         return self.text.partition("\n")[0]
 
 
-def blocks_of(page: Path) -> list[Block]:
-    """Every fenced block of a page, in order."""
+def read_blocks(page: Path) -> list[Block]:
+    """Return every fenced block of a page, in order."""
     text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
     found = [Block(name, text.count("\n", 0, m.start()) + 1, m[1], m[2] or "", m[3]) for m in FENCE.finditer(text)]
     fences = len(re.findall(r"^\s*`{3,}", text, re.MULTILINE))
@@ -85,7 +85,7 @@ class Run:
         return cls(folder, folder, {"__name__": "page"}, commands or {})
 
     def take(self, block: Block) -> None:
-        """Do with a block what a reader would."""
+        """Do with a block as a reader would."""
         if block.title:
             place = self.folder / block.title
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,9 @@ class Run:
     def _console(self, block: Block) -> str:
         lines = re.sub(r"\\\n\s*", "", block.text).splitlines()
         script = "\n".join(
-            f"{{ {dry(line)}\n}} || {{ echo >&2 {shlex.quote(f'failed: {line}')}; exit 1; }}" for line in lines if line
+            f"{{ {make_dry_run(line)}\n}} || {{ echo >&2 {shlex.quote(f'failed: {line}')}; exit 1; }}"
+            for line in lines
+            if line
         )
         script += f"\npwd > {shlex.quote(str(self.folder / '.place'))}"
         how: Any = {"cwd": self.place, "env": self._environment(), "capture_output": True, "text": True}
@@ -148,8 +150,8 @@ class Run:
         }
 
 
-def dry(line: str) -> str:
-    """A line of a console as it is tried: commands of make are shown by it and not run, as CI itself is one."""
+def make_dry_run(line: str) -> str:
+    """Return a console line for a test: commands of make are printed and not run, as CI itself is one."""
     return (
         f"make --dry-run --directory={ROOT} {line.partition(' ')[2]} > /dev/null" if line.startswith("make ") else line
     )

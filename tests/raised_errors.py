@@ -17,26 +17,26 @@ OF_LOADING = {"load_registry"}
 """Functions that load plugins on first use; docs/api/index.md lists their errors once for all functions."""
 
 
-def errors_of(function: Callable[..., Any], owner: type | None) -> set[str]:
+def find_errors(function: Callable[..., Any], owner: type | None) -> set[str]:
     """Return the classes of errors that may leave a function, a method of ``owner`` or of nothing."""
-    return _errors(function, owner, (function,))
+    return _find_errors(function, owner, (function,))
 
 
-def _errors(function: Callable[..., Any], owner: type | None, path: tuple[Callable[..., Any], ...]) -> set[str]:
-    node = source_of(function)
+def _find_errors(function: Callable[..., Any], owner: type | None, path: tuple[Callable[..., Any], ...]) -> set[str]:
+    node = parse_source(function)
     if node is None:
         return set()
-    found = raised_in(node)
-    found |= set() if len(path) == 1 else documented(function)
+    found = find_raised_errors(node)
+    found |= set() if len(path) == 1 else find_documented_errors(function)
     if len(path) <= DEPTH:
-        for called, its_owner in called_in(node, function, owner):
+        for called, its_owner in find_called_functions(node, function, owner):
             if called not in path and called.__name__ not in OF_LOADING:
-                found |= _errors(called, its_owner, (*path, called))
-    caught = {n.id for n in _types_of_handlers(node)}
+                found |= _find_errors(called, its_owner, (*path, called))
+    caught = {n.id for n in _handled_types(node)}
     return set() if "ClikaError" in caught else (found & OURS) - caught
 
 
-def source_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
+def parse_source(function: Callable[..., Any]) -> ast.FunctionDef | None:
     """Return the source of a function; None if it is not written in Python."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -45,8 +45,8 @@ def source_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
     return tree.body[0] if isinstance(tree.body[0], ast.FunctionDef) else None
 
 
-def raised_in(function: ast.FunctionDef) -> set[str]:
-    """Return the classes of errors that a function itself raises by name, but for those of functions within."""
+def find_raised_errors(function: ast.FunctionDef) -> set[str]:
+    """Return the classes of errors that a function itself raises by name, without those of inner functions."""
     inner = {
         id(n) for d in ast.walk(function) if isinstance(d, ast.FunctionDef) and d is not function for n in ast.walk(d)
     }
@@ -55,15 +55,15 @@ def raised_in(function: ast.FunctionDef) -> set[str]:
     return {n.id for n in called if isinstance(n, ast.Name) and n.id.endswith("Error")}
 
 
-def documented(function: Callable[..., Any]) -> set[str]:
+def find_documented_errors(function: Callable[..., Any]) -> set[str]:
     """Return the classes of errors that a docstring lists."""
     return set(re.findall(r"^\s+(\w+Error):", inspect.getdoc(function) or "", re.MULTILINE))
 
 
-def called_in(
+def find_called_functions(
     node: ast.FunctionDef, function: Callable[..., Any], owner: type | None
 ) -> Iterator[tuple[Callable[..., Any], type | None]]:
-    """Yield the functions of this project that a function calls by name, and the methods of itself."""
+    """Yield the functions of this project that a function calls by name, and the methods of its class."""
     names = vars(importlib.import_module(function.__module__))
     for call in (n.func for n in ast.walk(node) if isinstance(n, ast.Call)):
         if isinstance(call, ast.Name):
@@ -77,7 +77,7 @@ def called_in(
                 yield method, owner
 
 
-def _types_of_handlers(node: ast.FunctionDef) -> Iterator[ast.Name]:
+def _handled_types(node: ast.FunctionDef) -> Iterator[ast.Name]:
     for handler in ast.walk(node):
         if isinstance(handler, ast.ExceptHandler) and handler.type is not None:
             yield from (n for n in ast.walk(handler.type) if isinstance(n, ast.Name))

@@ -15,13 +15,14 @@ from clika_ref_visualize.report.contents import (
     ValueRecord,
 )
 from clika_ref_visualize.report.module_tree import build_module_records
+from seeded_tensors import randn
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.quantization.decision import ThresholdPrediction
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
-X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+X = randn(4, 3, 8, 8)
 
 
 class Block(nn.Module):

@@ -2,22 +2,17 @@
 
 import torch
 import transformers
+from seeded_tensors import draw_batches
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9, skip_tail_quantization=False)
-FEW_BITS = QuantizationSettings(
-    weights_num_bits=4,
-    weights_only_quantization_block_size=[16],
-    prefer_weights_only_quantization=True,
-    quantization_sensitivity_threshold=1e9,
-)
 
 
 class Convolutions(nn.Module):
-    """Norms behind convolutions of all kinds, and a weight that is computed of two."""
+    """Batch norm after convolutions of all types, and a weight that is computed from two."""
 
     def __init__(self):
         super().__init__()
@@ -35,7 +30,7 @@ class Convolutions(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Layers with rows and with columns behind a norm that takes up factors, and a table tied to the last one."""
+    """Row-wise and column-wise linear layers after a norm that SmoothQuant folds into, and a tied embedding."""
 
     def __init__(self):
         super().__init__()
@@ -51,14 +46,14 @@ class Tokens(nn.Module):
         return self.last(x + self.two(torch.relu(self.one(self.norm(x)))))
 
 
-def batches(kind, count=4, size=8):
-    spread = torch.Generator().manual_seed(0)
+def make_batches(kind, count=4, size=8):
     if kind is Tokens:
+        spread = torch.Generator().manual_seed(0)
         return [torch.randint(20, (size, 8), generator=spread) for _ in range(count)]
-    return [torch.randn(size, 3, 12, 12, generator=spread) for _ in range(count)]
+    return draw_batches(count, size, 3, 12, 12)
 
 
-def made(kind):
+def build_net(kind):
     torch.manual_seed(0)
     model = kind().train()
     with torch.no_grad():
@@ -66,23 +61,23 @@ def made(kind):
             if isinstance(module, nn.BatchNorm2d):
                 module.weight.uniform_(0.5, 2)
                 module.bias.uniform_(-0.5, 0.5)
-        for x in batches(kind, 20, 16):  # until statistics have settled
+        for x in make_batches(kind, 20, 16):  # until statistics have settled
             model(x)
     return model.eval()
 
 
-def compiled(kind=Convolutions, settings=ALL, **options):
-    data = {"calibration_inputs": [*batches(kind), batches(kind, 1, 4)[0]]}
+def compile_net(kind=Convolutions, settings=ALL, **options):
+    data = {"calibration_inputs": [*make_batches(kind), make_batches(kind, 1, 4)[0]]}
     if settings is not None:
         data |= {"quantization_settings": settings}
-    return clika_compile(made(kind), **{"deployment_settings": HERE, **data, **options})
+    return clika_compile(build_net(kind), **{"deployment_settings": HERE, **data, **options})
 
 
-def trained(module, kind, steps=3):
-    """Train a little, so that weights, statistics and scales move."""
+def train(module, kind, steps=3):
+    """Train for a few steps, so that weights, statistics and scales change."""
     optimizer = torch.optim.Adam(module.parameters(), lr=3e-3)
     module.train()
-    for x in batches(kind, steps):
+    for x in make_batches(kind, steps):
         optimizer.zero_grad()
         module(x).square().mean().backward()
         optimizer.step()

@@ -116,10 +116,10 @@ class _Client:
         self.client = client
 
     def __reduce__(self) -> Any:
-        return _connected, (reduction.DupFd(self.client.fileno()),)
+        return _open_socket, (reduction.DupFd(self.client.fileno()),)
 
 
-def _connected(descriptor: Any) -> socket.socket:
+def _open_socket(descriptor: Any) -> socket.socket:
     return socket.socket(fileno=descriptor.detach())
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from case_references import randn, round_to_tf32
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
-from small_cases import case_of, suite_for
+from small_cases import make_case, make_suite
 from torch.nn import functional as F
 
 from clika_ref.core.arithmetic import FLUSHED_FLOAT32, TF32, Arithmetic
@@ -23,11 +24,7 @@ OF_HALVES = Arithmetic(torch.float32, compute=torch.float16, accumulate=torch.fl
 OF_TF32 = Arithmetic(torch.float32, compute=TF32, kinds=("dot",))
 
 
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def accumulated(x, weight, dtype):
+def matmul_with_rounded_sums(x, weight, dtype):
     """Return ``x @ weight.T`` with every partial sum rounded to ``dtype``."""
     total = torch.zeros(x.shape[0], weight.shape[0], dtype=dtype)
     for column in range(x.shape[1]):
@@ -35,12 +32,7 @@ def accumulated(x, weight, dtype):
     return total.float()
 
 
-def tf32(x):
-    scale = 2.0 ** (torch.frexp(x).exponent - 11)
-    return torch.round(x / scale) * scale
-
-
-def judged(op, operands, attrs, actual, *arithmetic):
+def judge_output(op, operands, attrs, actual, *arithmetic):
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
     reference = CaseReference(build_call_graph(OPERATORS[op], list(operands), attrs), tensors, arithmetic=arithmetic)
     return reference.judge([actual])
@@ -49,48 +41,52 @@ def judged(op, operands, attrs, actual, *arithmetic):
 @pytest.mark.parametrize("terms", [8, 64, 1024])
 def test_judge_float16_sums_pass_only_if_declared(terms):
     """Partial sums in float16 fail undeclared and pass declared."""
-    x, weight = drawn(16, terms), drawn(16, terms, seed=1)
-    halves = accumulated(x, weight, torch.float16)
-    assert judged("linear", (x, weight, None), {}, halves).verdict.is_failure
-    found = judged("linear", (x, weight, None), {}, halves, IN_HALVES)
+    x, weight = randn(16, terms), randn(16, terms, seed=1)
+    halves = matmul_with_rounded_sums(x, weight, torch.float16)
+    assert judge_output("linear", (x, weight, None), {}, halves).verdict.is_failure
+    found = judge_output("linear", (x, weight, None), {}, halves, IN_HALVES)
     assert found.verdict is Verdict.PASS, found
-    brain = accumulated(x.abs(), weight.abs(), torch.bfloat16)
-    assert judged("linear", (x.abs(), weight.abs(), None), {}, brain, IN_HALVES).verdict.is_failure, "three bits less"
+    brain = matmul_with_rounded_sums(x.abs(), weight.abs(), torch.bfloat16)
+    assert judge_output("linear", (x.abs(), weight.abs(), None), {}, brain, IN_HALVES).verdict.is_failure, (
+        "three bits less"
+    )
 
 
 @pytest.mark.parametrize("terms", [4, 64, 2048])
 def test_judge_tf32_operands_pass_only_if_declared(terms):
     """Operands in TF32 fail undeclared and pass declared."""
-    x, weight = drawn(16, terms), drawn(16, terms, seed=1)
-    coarse = F.linear(tf32(x), tf32(weight))
-    assert judged("linear", (x, weight, None), {}, coarse).verdict.is_failure
-    found = judged("linear", (x, weight, None), {}, coarse, OF_TF32)
+    x, weight = randn(16, terms), randn(16, terms, seed=1)
+    coarse = F.linear(round_to_tf32(x), round_to_tf32(weight))
+    assert judge_output("linear", (x, weight, None), {}, coarse).verdict.is_failure
+    found = judge_output("linear", (x, weight, None), {}, coarse, OF_TF32)
     assert found.verdict is Verdict.PASS, found
     if terms > 100:
         return  # errors that cancel are within what errors that add up may reach
     brain = F.linear(x.bfloat16().float(), weight.bfloat16().float())
-    assert judged("linear", (x, weight, None), {}, brain, OF_TF32).verdict.is_failure, "of bfloat16, which is coarser"
+    assert judge_output("linear", (x, weight, None), {}, brain, OF_TF32).verdict.is_failure, (
+        "of bfloat16, which is coarser"
+    )
 
 
 def test_arithmetic_other_error_class_or_dtype_has_no_effect():
     """An arithmetic applies only to its error classes and its dtype."""
-    x = drawn(64)
+    x = randn(64)
     coarse = x.half().float().exp()
-    assert judged("exp", (x,), {}, coarse).verdict is Verdict.VALUE
-    assert judged("exp", (x,), {}, coarse, OF_HALVES).verdict is Verdict.PASS
+    assert judge_output("exp", (x,), {}, coarse).verdict is Verdict.VALUE
+    assert judge_output("exp", (x,), {}, coarse, OF_HALVES).verdict is Verdict.PASS
     for other in (OF_TF32, Arithmetic(torch.float64, compute=torch.float16), IN_HALVES):
-        assert judged("exp", (x,), {}, coarse, other).verdict is Verdict.VALUE, other
+        assert judge_output("exp", (x,), {}, coarse, other).verdict is Verdict.VALUE, other
 
 
 def test_judge_declared_float32_sums_reject_float16_sums():
     """Declared float32 partial sums are a stricter claim for float16 tensors."""
-    x, weight = drawn(16, 512).half(), drawn(16, 512, seed=1).half()
-    halves = accumulated(x, weight, torch.float16).half()
+    x, weight = randn(16, 512).half(), randn(16, 512, seed=1).half()
+    halves = matmul_with_rounded_sums(x, weight, torch.float16).half()
     wide = Arithmetic(torch.float16, accumulate=torch.float32)
-    assert judged("linear", (x, weight, None), {}, halves).verdict is Verdict.PASS
-    assert judged("linear", (x, weight, None), {}, halves, wide).verdict.is_failure
+    assert judge_output("linear", (x, weight, None), {}, halves).verdict is Verdict.PASS
+    assert judge_output("linear", (x, weight, None), {}, halves, wide).verdict.is_failure
     right = (x.double() @ weight.double().T).half()
-    assert judged("linear", (x, weight, None), {}, right, wide).verdict is Verdict.PASS
+    assert judge_output("linear", (x, weight, None), {}, right, wide).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -104,21 +100,21 @@ def test_judge_declared_float32_sums_reject_float16_sums():
 )
 def test_judge_declared_float16_bounds_each_error_class(op, attrs):
     """Each error class has a bound in the declared format."""
-    x = drawn(8, 32)
+    x = randn(8, 32)
     operands = (x, None, None) if op == "layer_norm" else (x,)
     coarse = OPERATORS[op](x.half(), *operands[1:], **attrs).float()
-    assert judged(op, operands, attrs, coarse).verdict.is_failure
-    assert judged(op, operands, attrs, coarse, OF_HALVES).verdict is Verdict.PASS
+    assert judge_output(op, operands, attrs, coarse).verdict.is_failure
+    assert judge_output(op, operands, attrs, coarse, OF_HALVES).verdict is Verdict.PASS
     wrong = coarse + 0.02 * coarse.abs().amax()
-    assert judged(op, operands, attrs, wrong, OF_HALVES).verdict.is_failure
+    assert judge_output(op, operands, attrs, wrong, OF_HALVES).verdict.is_failure
 
 
 def test_judge_overflow_of_declared_format_may_be_infinite():
     """A result that overflows in the declared format may be infinite."""
     x = torch.tensor([1.0] * 30 + [7e4])
     coarse = torch.tensor([1.0] * 30 + [math.inf])
-    assert judged("sqrt", (x,), {}, coarse).verdict is Verdict.SPECIAL
-    assert judged("sqrt", (x,), {}, coarse, OF_HALVES).verdict is Verdict.PASS
+    assert judge_output("sqrt", (x,), {}, coarse).verdict is Verdict.SPECIAL
+    assert judge_output("sqrt", (x,), {}, coarse, OF_HALVES).verdict is Verdict.PASS
 
 
 def test_judge_flushed_subnormals_pass_only_if_declared():
@@ -128,13 +124,13 @@ def test_judge_flushed_subnormals_pass_only_if_declared():
     flushed = torch.where(exact < torch.finfo(torch.float32).tiny, 0.0, exact)
     flushing = Arithmetic(torch.float32, compute=FLUSHED_FLOAT32, kinds=("softmax",))
     attrs = {"dim": 1, "dtype": None}
-    assert judged("softmax", (x,), attrs, flushed).verdict is Verdict.VALUE
-    assert judged("softmax", (x,), attrs, flushed, flushing).verdict is Verdict.PASS
-    assert judged("softmax", (x,), attrs, torch.where(x < -70, 0.0, exact), flushing).verdict is Verdict.VALUE
+    assert judge_output("softmax", (x,), attrs, flushed).verdict is Verdict.VALUE
+    assert judge_output("softmax", (x,), attrs, flushed, flushing).verdict is Verdict.PASS
+    assert judge_output("softmax", (x,), attrs, torch.where(x < -70, 0.0, exact), flushing).verdict is Verdict.VALUE
 
 
 @dataclass(frozen=True)
-class Halves(Identity):
+class Float16Inputs(Identity):
     """Eager, with the inputs of elementwise functions rounded to float16."""
 
     arithmetic: tuple = ()
@@ -146,9 +142,9 @@ class Halves(Identity):
 
 def test_run_case_declared_arithmetic_reaches_judge(tmp_path):
     """The judge uses the arithmetic that a target declares."""
-    case = case_of(("exp", {}), x=drawn(64))
-    assert run_case(case, suite_for(tmp_path, target=Halves())).verdict is Verdict.VALUE
-    assert run_case(case, suite_for(tmp_path, target=Halves(arithmetic=(OF_HALVES,)))).verdict is Verdict.PASS
+    case = make_case(("exp", {}), x=randn(64))
+    assert run_case(case, make_suite(tmp_path, target=Float16Inputs())).verdict is Verdict.VALUE
+    assert run_case(case, make_suite(tmp_path, target=Float16Inputs(arithmetic=(OF_HALVES,)))).verdict is Verdict.PASS
 
 
 def test_arithmetic_non_rounding_format_raises():

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from case_references import Drawing, make_call_reference, randn, round_to_tf32
 from clika_ref_conformance.verdicts import Reason, Verdict
-from judged import Drawing, randn, single, tf32
 from torch.nn import functional as F
 
 # Step 4
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 def test_judge_gelu_tanh_for_erf_fails() -> None:
     """GELU by tanh does not pass for GELU by erf."""
     x = randn(64)
-    reference = single("gelu", x, approximate="none")
+    reference = make_call_reference("gelu", x, approximate="none")
     assert reference.judge([F.gelu(x)]).verdict is Verdict.PASS
     assert reference.judge([F.gelu(x, approximate="tanh")]).verdict is Verdict.VALUE
 
@@ -34,7 +34,7 @@ def test_judge_cast_pair_without_rounding_fails(cast: torch.dtype) -> None:
 def test_judge_layer_norm_epsilon_outside_root_fails() -> None:
     """The epsilon of layer_norm belongs under the root."""
     x = randn(4, 16)
-    reference = single("layer_norm", x, None, None, normalized_shape=(16,), eps=1e-5)
+    reference = make_call_reference("layer_norm", x, None, None, normalized_shape=(16,), eps=1e-5)
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
     assert reference.judge([(x - mean) / (variance + 1e-5).sqrt()]).verdict is Verdict.PASS
     assert reference.judge([(x - mean) / (variance.sqrt() + 1e-5)]).verdict is Verdict.VALUE
@@ -43,7 +43,7 @@ def test_judge_layer_norm_epsilon_outside_root_fails() -> None:
 def test_judge_mul_factor_rounded_to_float16_fails() -> None:
     """A factor that is rounded to float16 is another factor."""
     x = randn(8)
-    reference = single("mul", x, 1 / 3)
+    reference = make_call_reference("mul", x, 1 / 3)
     assert reference.judge([x * (1 / 3)]).verdict is Verdict.PASS
     assert reference.judge([x * float(torch.tensor(1 / 3).half())]).verdict is Verdict.VALUE
 
@@ -51,7 +51,7 @@ def test_judge_mul_factor_rounded_to_float16_fails() -> None:
 def test_judge_composition_bounded_by_its_parts() -> None:
     """A composition is limited to the errors that its parts allow."""
     x, target = randn(16), randn(16, seed=1)
-    reference = single("mse_loss", x, target, reduction=1)
+    reference = make_call_reference("mse_loss", x, target, reduction=1)
     right = ((x - target) ** 2).mean()
     assert reference.judge([right]).verdict is Verdict.PASS
     assert reference.judge([right * (1 + 2**-13)]).verdict is Verdict.VALUE
@@ -86,7 +86,7 @@ def test_judge_sum_with_infinity_must_match_special(op: str, attrs: dict[str, ob
 )
 def test_judge_number_instead_of_special_fails(op: str, x: torch.Tensor, attrs: dict[str, object]) -> None:
     """No bound lets a finite number pass for a special one."""
-    reference = single(op, x, *([2.0] if op == "add" else []), **attrs)
+    reference = make_call_reference(op, x, *([2.0] if op == "add" else []), **attrs)
     assert reference.judge(reference.eager).verdict is Verdict.PASS
     for index, eager in enumerate(reference.eager):
         for wrong in (0.0, torch.finfo(x.dtype).max):
@@ -98,7 +98,7 @@ def test_judge_number_instead_of_special_fails(op: str, x: torch.Tensor, attrs: 
 def test_judge_sum_overflow_next_to_infinity_may_be_nan() -> None:
     """A sum whose finite terms may overflow has no limit next to an infinity."""
     largest = torch.finfo(torch.float32).max
-    reference = single("sum", torch.tensor([math.inf, -largest, -largest]), dim=(0,))
+    reference = make_call_reference("sum", torch.tensor([math.inf, -largest, -largest]), dim=(0,))
     for right in (math.inf, math.nan):  # the finite terms first: minus infinity, and then no number
         assert reference.judge([torch.tensor(right)]).verdict is Verdict.PASS, right
 
@@ -172,10 +172,10 @@ def test_judge_argsort_ties_in_graph_leave_order_open() -> None:
 def test_judge_tf32_operands_fail(terms: int) -> None:
     """Operands rounded to TF32 are reported."""
     x, weight = randn(16, terms), randn(16, terms, seed=1)
-    reference = single("linear", x, weight, None)
+    reference = make_call_reference("linear", x, weight, None)
     found = reference.judge([F.linear(x, weight)])
     assert (found.verdict, found.grade) == (Verdict.PASS, "A"), found
-    found = reference.judge([F.linear(tf32(x), tf32(weight))])
+    found = reference.judge([F.linear(round_to_tf32(x), round_to_tf32(weight))])
     assert found.verdict in (Verdict.PRECISION, Verdict.VALUE), found
 
 
@@ -184,7 +184,7 @@ def test_judge_other_summation_order_passes() -> None:
     x, weight = randn(16, 512), randn(16, 512, seed=1)
     backwards = F.linear(x.flip(1), weight.flip(1))
     pairs = (x[:, None] * weight).sum(-1)
-    reference = single("linear", x, weight, None)
+    reference = make_call_reference("linear", x, weight, None)
     for other in (backwards, pairs):
         assert reference.judge([other]).verdict is Verdict.PASS
 
@@ -195,8 +195,8 @@ def test_judge_other_summation_order_passes() -> None:
 def test_judge_coarse_result_within_worst_case_fails_precision() -> None:
     """A coarse result within the worst case fails for its precision."""
     x, weight = randn(16, 2048), randn(16, 2048, seed=1)
-    reference = single("linear", x, weight, None)
-    found = reference.judge([F.linear(tf32(x), tf32(weight))])
+    reference = make_call_reference("linear", x, weight, None)
+    found = reference.judge([F.linear(round_to_tf32(x), round_to_tf32(weight))])
     assert found.verdict is Verdict.PRECISION, found
     assert "sum of products" in found.message or "as coarse as eager" in found.message
     assert found.grade == "D"
@@ -205,6 +205,6 @@ def test_judge_coarse_result_within_worst_case_fails_precision() -> None:
 def test_judge_exact_eager_result_allows_one_ulp() -> None:
     """An eager result that is exact by luck does not make a target coarse."""
     x = torch.ones(8, 32)
-    reference = single("linear", x, torch.full((8, 32), 0.5), None)
+    reference = make_call_reference("linear", x, torch.full((8, 32), 0.5), None)
     near = reference.eager[0] * (1 + 2**-23)
     assert reference.judge([near]).verdict is Verdict.PASS

@@ -15,7 +15,7 @@ from clika_ref_conformance.execution.case_checks import (
 )
 from clika_ref_conformance.execution.error_attribution import reset_sigint
 from clika_ref_conformance.verdicts import Comparison, Verdict
-from small_cases import REGISTRY, X, case_of, suite_for
+from small_cases import REGISTRY, X, make_case, make_suite
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
@@ -27,7 +27,7 @@ def test_run_case_restores_written_inputs(tmp_path, x):
     """Inputs that a target overwrites are restored, and the target fails each time."""
     held = x.clone()
     for _ in range(2):  # a target that writes the same again would pass the second time
-        outcome = run_case(case_of(("relu", {}), x=x), suite_for(tmp_path, "writes-alike"))
+        outcome = run_case(make_case(("relu", {}), x=x), make_suite(tmp_path, "writes-alike"))
         assert outcome.verdict is Verdict.CONTRACT
         assert torch.equal(x, held)
 
@@ -35,7 +35,7 @@ def test_run_case_restores_written_inputs(tmp_path, x):
 @pytest.mark.parametrize("passes", [False, True])
 def test_run_case_faultless_target_passes(tmp_path, passes):
     """A target without fault passes and leaves no file."""
-    outcome = run_case(case_of(("exp", {}), ("relu", {}), passes=passes), suite_for(tmp_path))
+    outcome = run_case(make_case(("exp", {}), ("relu", {}), passes=passes), make_suite(tmp_path))
     assert outcome.verdict is Verdict.PASS, outcome.comparison
     assert outcome.comparison.elements == 12
     assert not list(tmp_path.iterdir())
@@ -71,7 +71,7 @@ def test_run_case_faultless_target_passes(tmp_path, passes):
 def test_run_case_each_fault_has_its_verdict(tmp_path, fault, verdict, message):
     """Each fault of a target has its verdict and message."""
     x = X.abs() + 1
-    outcome = run_case(case_of(("relu", {}), x=x), suite_for(tmp_path, fault))
+    outcome = run_case(make_case(("relu", {}), x=x), make_suite(tmp_path, fault))
     assert outcome.verdict is verdict, outcome.comparison
     assert re.search(message, outcome.comparison.message, re.DOTALL), outcome.comparison.message
     assert outcome.case is not None
@@ -85,20 +85,20 @@ def test_run_case_written_weight_fails_and_gets_restored(tmp_path, monkeypatch, 
     weight = torch.ones(2, 3)
     value = g.add_constant(weight, "weight")
     g.add_output(Builder(g, REGISTRY.operators)("add", g.add_input(TensorType(X.dtype, tuple(X.shape)), "x"), value))
-    suite = suite_for(tmp_path)
+    suite = make_suite(tmp_path)
     whole = {name: getattr(type(suite.target), name) for name in ("compile", "load")}
 
-    def spoil(name):
-        def spoiled(*args, **kwargs):
+    def write_weight_before(name):
+        def call_after_write(*args, **kwargs):
             weight.view(-1)[:1].mul_(-3)
             return whole[name](*args, **kwargs)
 
-        return spoiled
+        return call_after_write
 
     if when == "run":
         monkeypatch.setattr(type(suite.target), "load", lambda *args: lambda inputs: [weight.mul_(-3)[:2] + inputs[0]])
     else:
-        monkeypatch.setattr(type(suite.target), when, spoil(when))
+        monkeypatch.setattr(type(suite.target), when, write_weight_before(when))
     outcome = run_case(GraphCase("weighted", g, [CaseRun("x", (X,))]), suite)
     assert (outcome.verdict, outcome.comparison.message) == (
         Verdict.CONTRACT,
@@ -109,7 +109,7 @@ def test_run_case_written_weight_fails_and_gets_restored(tmp_path, monkeypatch, 
 
 def test_run_case_keyboard_interrupt_in_worker_fails(tmp_path):
     """KeyboardInterrupt is the target's fault where no user can have caused it."""
-    case, suite = case_of(("relu", {})), suite_for(tmp_path, "compile-interrupts")
+    case, suite = make_case(("relu", {})), make_suite(tmp_path, "compile-interrupts")
     with pytest.raises(KeyboardInterrupt):
         run_case(case, suite)
     before = signal.getsignal(signal.SIGINT)
@@ -126,16 +126,16 @@ def test_run_case_keyboard_interrupt_in_worker_fails(tmp_path):
 @pytest.mark.parametrize(("fault", "share"), [("drifts", 0.0), ("depends-on-compilation", 1.0)])
 def test_run_case_changing_bits_report_nondeterministic(tmp_path, fault, share, dtype):
     """Results that change are reported even if the judge accepts them."""
-    suite = suite_for(tmp_path, fault)
+    suite = make_suite(tmp_path, fault)
     suite = replace(suite, profile=replace(suite.profile, share_of_artifacts=share))
-    case = case_of(("detach", {}), x=torch.full((2, 3), 1000).to(dtype))
+    case = make_case(("detach", {}), x=torch.full((2, 3), 1000).to(dtype))
     found = run_case(case, suite)
     assert found.verdict is Verdict.NONDETERMINISTIC
     assert re.match(
         r"output 0\[0, 0\] is (1001|1000.0\d+|1004.0|False) .* instead of (1000(.0)?|True); 6 of 6",
         found.comparison.message,
     )
-    assert run_case(case, suite_for(tmp_path)).verdict is Verdict.PASS
+    assert run_case(case, make_suite(tmp_path)).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -148,24 +148,24 @@ def test_run_case_changing_bits_report_nondeterministic(tmp_path, fault, share, 
 )
 def test_run_case_wrong_on_one_run_reports_nondeterministic(tmp_path, fault, said):
     """A result that is wrong on one run only is no wrong value."""
-    outcome = run_case(case_of(("relu", {})), suite_for(tmp_path, fault))
+    outcome = run_case(make_case(("relu", {})), make_suite(tmp_path, fault))
     assert outcome.verdict is Verdict.NONDETERMINISTIC
     assert re.match(said, outcome.comparison.message, re.DOTALL), outcome.comparison
-    assert run_case(case_of(("relu", {})), suite_for(tmp_path, "value")).verdict is Verdict.VALUE
+    assert run_case(make_case(("relu", {})), make_suite(tmp_path, "value")).verdict is Verdict.VALUE
 
 
 def test_run_case_share_of_artifacts_sets_compilations(tmp_path):
     """A case is compiled once, or twice if its share says so."""
     for share, compilations in ((0.0, ["model.onnx"]), (1.0, ["model.onnx", "again.onnx"])):
-        suite = suite_for(tmp_path)
-        run_case(case_of(("relu", {})), replace(suite, profile=replace(suite.profile, share_of_artifacts=share)))
+        suite = make_suite(tmp_path)
+        run_case(make_case(("relu", {})), replace(suite, profile=replace(suite.profile, share_of_artifacts=share)))
         assert suite.target.compilations == compilations
 
 
 def test_run_case_random_call_may_differ_between_runs(tmp_path):
     """Random calls may differ between runs."""
-    case = case_of(("dropout", {"p": 0.5, "train": True}), x=torch.ones(100))
-    assert run_case(case, suite_for(tmp_path)).verdict is Verdict.PASS
+    case = make_case(("dropout", {"p": 0.5, "train": True}), x=torch.ones(100))
+    assert run_case(case, make_suite(tmp_path)).verdict is Verdict.PASS
 
 
 def test_run_case_input_or_repeated_output_passes(tmp_path):
@@ -175,25 +175,25 @@ def test_run_case_input_or_repeated_output_passes(tmp_path):
     y = Builder(graph, REGISTRY.operators)("relu", x)
     for value in (x, y, y):
         graph.add_output(value)
-    suite = replace(suite_for(tmp_path), target=REGISTRY.targets["onnxruntime"])
+    suite = replace(make_suite(tmp_path), target=REGISTRY.targets["onnxruntime"])
     outcome = run_case(GraphCase("pass-through", graph, [CaseRun("typical", (X,))]), suite)
     assert outcome.verdict is Verdict.PASS, outcome.comparison
 
 
 def test_run_case_call_rejected_by_eager_blames_sample(tmp_path):
     """A call that eager rejects is the fault of the sample."""
-    case = case_of(("relu", {}))
+    case = make_case(("relu", {}))
     case = replace(case, runs=[CaseRun("wrong", (torch.ones(1, dtype=torch.complex64),))])
-    outcome = run_case(case, suite_for(tmp_path))
+    outcome = run_case(case, make_suite(tmp_path))
     assert outcome.verdict is Verdict.SAMPLE
     assert "eager rejects the call" in outcome.comparison.message
 
 
 def test_run_case_names_deciding_run(tmp_path):
     """The run that decides the verdict is named."""
-    case = case_of(("exp", {}))
+    case = make_case(("exp", {}))
     runs = [*case.runs, CaseRun("last", (torch.full_like(X, torch.nan),))]
-    outcome = run_case(replace(case, runs=runs), suite_for(tmp_path, "no-nan"))
+    outcome = run_case(replace(case, runs=runs), make_suite(tmp_path, "no-nan"))
     assert (outcome.verdict, outcome.run) == (Verdict.SPECIAL, "last")
 
 
@@ -222,7 +222,7 @@ def test_run_case_ambiguous_run_defers_to_clear_run(tmp_path):
     build = Builder(graph, REGISTRY.operators)
     graph.add_output(build("floor", build("exp", build("log", x))))
     near, clear = CaseRun("near", (torch.tensor([2.0, 3.0, 5.0, 7.0]),)), CaseRun("clear", (torch.tensor([2.5] * 4),))
-    suite = suite_for(tmp_path)
+    suite = make_suite(tmp_path)
     strict = replace(suite, profile=replace(suite.profile, trusts_eager=False))
     alone = run_case(GraphCase("step", graph, [near]), strict)
     assert alone.verdict is Verdict.NOT_RUN

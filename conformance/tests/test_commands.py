@@ -26,8 +26,8 @@ TASK = Task("operators", "relu", "float32")
 
 
 @pytest.fixture
-def answer(monkeypatch):
-    """Let `run` print a record that the test chooses, without running anything; return what it was asked for."""
+def fake_run(monkeypatch):
+    """Replace `run` by a function that prints a record of the test; return the list of its requests."""
     asked = []
 
     def choose(*results, **changes):
@@ -49,13 +49,13 @@ def run(*arguments):
     return CliRunner().invoke(app, ["run", "--target", "identity", *arguments])
 
 
-def result(name="first", verdict=Verdict.PASS, message="", **changes):
+def make_result(name="first", verdict=Verdict.PASS, message="", **changes):
     return CheckResult(TASK, name, Comparison(verdict, message), **changes)
 
 
-def test_run_passing_prints_summary_and_exits_0(answer):
+def test_run_passing_prints_summary_and_exits_0(fake_run):
     """A run that passes prints its summary and exits with 0."""
-    asked = answer(result(), result("second"))
+    asked = fake_run(make_result(), make_result("second"))
     found = run("--seed", "3", "-k", "relu", "-k", "exp", "--level", "operators", "--workers", "1", "--profile", "ci")
     assert found.exit_code == 0, found.output
     assert "identity passed: 2 checks of 1 tasks in 1.5 s (quick, seed 0): 2 pass" in found.output
@@ -64,9 +64,9 @@ def test_run_passing_prints_summary_and_exits_0(answer):
     assert (request.subjects, request.levels, request.out) == (("relu", "exp"), ("operators",), None)
 
 
-def test_run_limit_options_override_profile(answer):
+def test_run_limit_options_override_profile(fake_run):
     """Limits from the command line replace those of the profile."""
-    asked = answer(result())
+    asked = fake_run(make_result())
     run()
     run("--memory-limit", "1.5", "--case-seconds", "120")
     run("--memory-limit", "0")
@@ -74,9 +74,12 @@ def test_run_limit_options_override_profile(answer):
     assert limits == [(4 * 2**30, 30.0), (3 * 2**29, 120.0), (0, 30.0)]
 
 
-def test_run_failures_printed_and_exit_1(answer):
+def test_run_failures_printed_and_exit_1(fake_run):
     """Failures are printed, and the exit status is 1."""
-    answer(result(), result("second", Verdict.VALUE, "output 0 is off", run="nan-first", reproducer="cases/1.zip"))
+    fake_run(
+        make_result(),
+        make_result("second", Verdict.VALUE, "output 0 is off", run="nan-first", reproducer="cases/1.zip"),
+    )
     found = run()
     assert found.exit_code == 1
     assert (
@@ -85,9 +88,11 @@ def test_run_failures_printed_and_exit_1(answer):
     assert "identity FAILED: 2 checks of 1 tasks in 1.5 s (quick, seed 0): 1 fail:value, 1 pass" in found.output
 
 
-def test_run_doubts_printed_and_exit_3(answer):
+def test_run_doubts_printed_and_exit_3(fake_run):
     """A run with too little evidence says so and exits with 3."""
-    answer(result(verdict=Verdict.UNSUPPORTED), doubts=["nothing was proven of identity: 1 unsupported:declared"])
+    fake_run(
+        make_result(verdict=Verdict.UNSUPPORTED), doubts=["nothing was proven of identity: 1 unsupported:declared"]
+    )
     found = run()
     assert found.exit_code == 3
     assert (
@@ -95,34 +100,36 @@ def test_run_doubts_printed_and_exit_3(answer):
     )
 
 
-def test_run_failure_message_names_call_once(answer):
+def test_run_failure_message_names_call_once(fake_run):
     """A failure names its call once."""
     facts = {"call": "relu(float32[3])"}
     bare, quoting = "output 0 is off", "the samples draw relu(float32[3]), which eager rejects"
-    answer(*(result(text, Verdict.VALUE, text, facts=facts) for text in (bare, quoting)))
+    fake_run(*(make_result(text, Verdict.VALUE, text, facts=facts) for text in (bare, quoting)))
     assert f"\n  relu(float32[3]): {bare}\n" in run().output
     assert f"\n  {quoting}\n" in run().output
 
 
-def test_run_many_failures_prints_first_20(answer):
+def test_run_many_failures_prints_first_20(fake_run):
     """Only the first failures are printed."""
-    answer(*(result(str(i), Verdict.VALUE) for i in range(25)))
+    fake_run(*(make_result(str(i), Verdict.VALUE) for i in range(25)))
     assert "... and 5 more failures; --out" in run().output
 
 
-def test_run_missing_results_exit_3(answer):
+def test_run_missing_results_exit_3(fake_run):
     """A plan without matching results exits with 3."""
-    answer(result(), plan={TASK: ("first", "second")})
+    fake_run(make_result(), plan={TASK: ("first", "second")})
     found = run()
     assert found.exit_code == 3
     assert "operators/relu/float32: second: planned 1 times, 0 results" in found.output
     assert "COUNTS DO NOT ADD UP" in found.output
 
 
-def test_run_problems_and_deviations_printed(answer):
+def test_run_problems_and_deviations_printed(fake_run):
     """Problems and observed deviations are printed."""
     seen = {"id": "d", "reason": "it does", "occurred": 3, "applicable": 4}
-    answer(result(), problems=("the deviation e is gone",), deviations=(seen, {**seen, "id": "f", "occurred": 0}))
+    fake_run(
+        make_result(), problems=("the deviation e is gone",), deviations=(seen, {**seen, "id": "f", "occurred": 0})
+    )
     found = run()
     assert found.exit_code == 1
     assert "the deviation e is gone" in found.output
@@ -197,16 +204,16 @@ def test_add_plugin_commands_broken_command_keeps_others(monkeypatch, capsys):
 def test_progress_reporter_prints_line_at_intervals(monkeypatch):
     """The bar names the current task; a pipe gets a line now and then."""
     console = Console(file=io.StringIO(), width=200)
-    bar = SimpleProgressBar(total=2, desc="Conformance of odd", unit="tasks", disable=True)
-    watch = run_console.ProgressReporter("odd", bar, console)
+    bar = SimpleProgressBar(total=2, desc="Conformance of faulty", unit="tasks", disable=True)
+    watch = run_console.ProgressReporter("faulty", bar, console)
     busy = SimpleNamespace(ended_tasks=0, workers=[SimpleNamespace(progress=SimpleNamespace(task=TASK))])
     watch(CheckResult(TASK, "a", Comparison(Verdict.VALUE)), busy)
-    assert bar.desc == "Conformance of odd, 1 checks, 1 failed (operators/relu/float32)"
+    assert bar.desc == "Conformance of faulty, 1 checks, 1 failed (operators/relu/float32)"
     assert console.file.getvalue() == ""
     watch.due = 0.0
     watch(None, SimpleNamespace(ended_tasks=1, workers=[SimpleNamespace(progress=None)]))
     (line,) = console.file.getvalue().splitlines()
-    assert line.startswith("Conformance of odd, 1 checks, 1 failed  1/2")
+    assert line.startswith("Conformance of faulty, 1 checks, 1 failed  1/2")
     watch(None, busy)
     assert console.file.getvalue().splitlines() == [line]  # the next is due in half a minute
 

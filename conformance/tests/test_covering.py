@@ -104,25 +104,25 @@ def test_draw_empty_calls_covers_each_effect_of_empty_dim():
 
 def test_draw_empty_calls_covers_optional_tensors():
     """There is an empty call with and without each optional tensor."""
-    found = draw_empty_calls(weighted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    found = draw_empty_calls(scale_by_weight, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     assert {row.call.operands[1] is None for row in found} == {True, False}
 
 
 def test_draw_empty_calls_sets_each_size_number_to_0():
     """Each number that determines a size becomes 0."""
-    found = draw_empty_calls(counted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    found = draw_empty_calls(pad_by_weight, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     places = {tuple(tuple(i for i, n in enumerate(o.shape) if n == 0) for o in row.call.operands) for row in found}
     assert places == {((0,), (0,)), ((1,), ()), ((), (1,))}, "what is no side makes nothing empty"
-    assert draw_empty_calls(counted, torch.float32, 0, lambda call: None) == []
+    assert draw_empty_calls(pad_by_weight, torch.float32, 0, lambda call: None) == []
 
 
 @operator()
-def counted(x: Tensor, weight: Tensor, *, padding: int) -> Tensor:
+def pad_by_weight(x: Tensor, weight: Tensor, *, padding: int) -> Tensor:
     """``x``, whatever the weight and the padding are."""
     return x
 
 
-@counted.samples
+@pad_by_weight.samples
 def _(draw, s):
     rows, columns, others = draw(s.integers(1, 4)), draw(s.choice(2, 3)), draw(s.integers(2, 5))
     x, weight = draw(s.tensor(shape=(rows, columns))), draw(s.tensor(shape=(rows, others)))
@@ -130,12 +130,12 @@ def _(draw, s):
 
 
 @operator()
-def weighted(x: Tensor, weight: Tensor | None = None) -> Tensor:
+def scale_by_weight(x: Tensor, weight: Tensor | None = None) -> Tensor:
     """``x``, weighted."""
     return x
 
 
-@weighted.samples
+@scale_by_weight.samples
 def _(draw, s):
     x = draw(s.tensor(rank=2))
     return s.call(x, draw(s.tensor(shape=x.shape)) if draw(s.booleans()) else None)

@@ -26,7 +26,7 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 from clika_ref.core.registry import load_registry
 
 HERE = Path(__file__).parent
-TASK = Task("deadly", "relu", "float32")
+TASK = Task("crashing", "relu", "float32")
 
 
 def tasks(suite):
@@ -34,8 +34,8 @@ def tasks(suite):
     return [TASK]
 
 
-def refuse():
-    """Stand for a check that a worker lived through, which is not run again."""
+def raise_if_run():
+    """Replace a check that passed before the crash and must not run again."""
     raise RuntimeError("it is run")
 
 
@@ -48,7 +48,7 @@ def checks(task, suite):
         return GraphCase("relu", graph, [CaseRun("three", (inputs[1],))])
 
     return [
-        Check("harmless", refuse),
+        Check("harmless", raise_if_run),
         Check("row", lambda: replace(run_case(make(), suite), name="row")),
     ]
 
@@ -56,18 +56,20 @@ def checks(task, suite):
 def setup(out, target, seconds=30.0):
     """Return the setup of a worker."""
     profile = replace(PROFILES["quick"], case_seconds=seconds)
-    path = (str(HERE), str(HERE / "stand_ins"))
-    return WorkerSetup(f"deadly_targets:{target}", profile, {"deadly": "test_crash_reproducers"}, "", str(out), path)
+    path = (str(HERE), str(HERE / "fakes"))
+    return WorkerSetup(
+        f"crashing_targets:{target}", profile, {"crashing": "test_crash_reproducers"}, "", str(out), path
+    )
 
 
-def dead(name="row", verdict=Verdict.CRASH, task=TASK):
-    """A check of which a worker died."""
+def make_crash_result(name="row", verdict=Verdict.CRASH, task=TASK):
+    """Return the result of a check that ended its worker."""
     return CheckResult(task, name, Comparison(verdict, "the worker died (SIGSEGV)"))
 
 
-def plan_into(out):
-    """The plan of a run with a folder for its report, or none."""
-    return RunPlan(RunRequest("deadly_targets:Deadly", out=out), {}, (), Declarations((), ()))
+def make_plan(out):
+    """Return the plan of a run with a folder for its report, or without one."""
+    return RunPlan(RunRequest("crashing_targets:Crashing", out=out), {}, (), Declarations((), ()))
 
 
 def record_of(results):
@@ -83,27 +85,27 @@ def run_script(path, folder):
     with zipfile.ZipFile(path) as archive:
         archive.extractall(folder / "unpacked")
     command = [sys.executable, str(folder / "unpacked/repro.py")]
-    return subprocess.run(command, cwd=HERE / "stand_ins", capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=HERE / "fakes", capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
 def test_record_crash_stores_inputs_of_crash(tmp_path):
     """The inputs that end a worker are in the reproducer."""
-    path = record_crash(dead(), setup(tmp_path, "Deadly"))
-    assert path.startswith("cases/deadly-relu-float32-")
+    path = record_crash(make_crash_result(), setup(tmp_path, "Crashing"))
+    assert path.startswith("cases/crashing-relu-float32-")
     found = read_reproducer(tmp_path / path, load_registry())
     assert (found.task, found.check, found.verdict) == (TASK, "row", "crash")
     (run,) = found.case.runs
     assert torch.equal(run.inputs[0], torch.arange(3.0))
     done = run_script(tmp_path / path, tmp_path)
     assert (done.returncode, "with status -11" in done.stdout) == (1, True)
-    assert "deadly of relu on deadly_targets:Deadly: crash" in done.stdout
+    assert "crashing of relu on crashing_targets:Crashing: crash" in done.stdout
 
 
 @pytest.mark.slow
 def test_record_crash_compiler_crash_has_no_inputs(tmp_path):
     """A graph that crashes the compiler is recorded without inputs."""
-    path = record_crash(dead(), setup(tmp_path, "Fatal"))
+    path = record_crash(make_crash_result(), setup(tmp_path, "Fatal"))
     assert read_reproducer(tmp_path / path, load_registry()).case.runs == []
     assert "with status -11" in run_script(tmp_path / path, tmp_path).stdout
 
@@ -111,7 +113,7 @@ def test_record_crash_compiler_crash_has_no_inputs(tmp_path):
 @pytest.mark.slow
 def test_record_crash_hang_stores_inputs(tmp_path):
     """Inputs that hang the target are recorded too."""
-    path = record_crash(dead(verdict=Verdict.HANG), setup(tmp_path, "Sleepy", seconds=2.0))
+    path = record_crash(make_crash_result(verdict=Verdict.HANG), setup(tmp_path, "Sleepy", seconds=2.0))
     (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
     assert torch.equal(run.inputs[0], torch.arange(3.0))
     done = run_script(tmp_path / path, tmp_path)
@@ -126,16 +128,16 @@ def test_replay_in_process_reports_hang_or_memory(tmp_path, monkeypatch, capfd, 
     seconds = 5.0 if verdict == "hang" else 60.0
     limited = replace(PROFILES["quick"], case_seconds=seconds, memory_bytes=2**31)
     told = replace(setup(tmp_path, target), profile=limited)
-    path = record_crash(dead(verdict=Verdict(verdict)), told)
-    monkeypatch.chdir(HERE / "stand_ins")
-    assert replay_in_process(tmp_path / path, f"deadly_targets:{target}") == 1
+    path = record_crash(make_crash_result(verdict=Verdict(verdict)), told)
+    monkeypatch.chdir(HERE / "fakes")
+    assert replay_in_process(tmp_path / path, f"crashing_targets:{target}") == 1
     assert capfd.readouterr().out.startswith(f"{verdict}: ")
 
 
 @pytest.mark.slow
 def test_record_crash_before_compile_repeats_check(tmp_path):
     """A check that dies before compilation is recorded for repetition."""
-    path = record_crash(dead(verdict=Verdict.HANG), setup(tmp_path, "Doubtful", seconds=2.0))
+    path = record_crash(make_crash_result(verdict=Verdict.HANG), setup(tmp_path, "Doubtful", seconds=2.0))
     found = read_reproducer(tmp_path / path, load_registry())
     assert (found.repeats_check, found.check, found.verdict) == (True, "row", "hang")
 
@@ -143,11 +145,11 @@ def test_record_crash_before_compile_repeats_check(tmp_path):
 @pytest.mark.slow
 def test_record_crash_exit_status_0_recorded(tmp_path, monkeypatch, capfd):
     """A target that exits with status 0 is recorded too."""
-    path = record_crash(dead(), setup(tmp_path, "Leaving"))
+    path = record_crash(make_crash_result(), setup(tmp_path, "Leaving"))
     (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
     assert torch.equal(run.inputs[0], torch.arange(3.0))
-    monkeypatch.chdir(HERE / "stand_ins")
-    assert replay_in_process(tmp_path / path, "deadly_targets:Leaving") == 1
+    monkeypatch.chdir(HERE / "fakes")
+    assert replay_in_process(tmp_path / path, "crashing_targets:Leaving") == 1
     assert "crash: the target ended its process with status 0" in capfd.readouterr().out
     assert replay_in_process(tmp_path / path, "identity") == 0
     assert replay_in_process(tmp_path / "none.zip") == 2
@@ -156,15 +158,15 @@ def test_record_crash_exit_status_0_recorded(tmp_path, monkeypatch, capfd):
 @pytest.mark.slow
 def test_record_crash_orphan_process_causes_no_delay(tmp_path, monkeypatch):
     """A process that a target leaves running does not delay its reproducer."""
-    monkeypatch.setenv("ODD_MARKS", str(tmp_path))
-    assert record_crash(dead(), setup(tmp_path, "Orphaning"))
+    monkeypatch.setenv("MARKS_FOLDER", str(tmp_path))
+    assert record_crash(make_crash_result(), setup(tmp_path, "Orphaning"))
     assert not (tmp_path / "lived").exists()
 
 
 @pytest.mark.slow
 def test_record_crash_surviving_check_has_no_reproducer(tmp_path):
     """A check that does not crash again has no reproducer."""
-    assert record_crash(dead(), replace(setup(tmp_path, ""), target="identity")) == ""
+    assert record_crash(make_crash_result(), replace(setup(tmp_path, ""), target="identity")) == ""
     assert list((tmp_path / "cases").iterdir()) == []
 
 
@@ -174,10 +176,17 @@ def test_add_crash_reproducers_first_of_task_and_verdict(tmp_path, monkeypatch):
     monkeypatch.setattr(
         crash_reproducers, "record_crash", lambda r, _: asked.append((r.name, r.verdict)) or f"cases/{r.name}.zip"
     )
-    many = [dead(f"n{i}", task=replace(TASK, subject=str(i))) for i in range(MAX_REPRODUCERS + 5)]
-    known = replace(dead("e", Verdict.MEMORY), reproducer="cases/own.zip")
-    results = [dead("a"), dead("b"), dead("c", Verdict.HANG), dead("d", Verdict.VALUE), known, *many]
-    found = add_crash_reproducers(record_of(results), plan_into(tmp_path))
+    many = [make_crash_result(f"n{i}", task=replace(TASK, subject=str(i))) for i in range(MAX_REPRODUCERS + 5)]
+    known = replace(make_crash_result("e", Verdict.MEMORY), reproducer="cases/own.zip")
+    results = [
+        make_crash_result("a"),
+        make_crash_result("b"),
+        make_crash_result("c", Verdict.HANG),
+        make_crash_result("d", Verdict.VALUE),
+        known,
+        *many,
+    ]
+    found = add_crash_reproducers(record_of(results), make_plan(tmp_path))
     assert [r.reproducer for r in found.results[:5]] == ["cases/a.zip", "", "cases/c.zip", "", "cases/own.zip"]
     assert len(asked) == MAX_REPRODUCERS
     assert found.find_accounting_errors() == []
@@ -187,10 +196,10 @@ def test_add_crash_reproducers_first_of_task_and_verdict(tmp_path, monkeypatch):
 def test_add_crash_reproducers_interrupted_run_repeats_none(tmp_path, monkeypatch, is_given_up):
     """An interrupted run repeats no check."""
     asked = []
-    record = replace(record_of([dead()]), is_abandoned=is_given_up)
+    record = replace(record_of([make_crash_result()]), is_abandoned=is_given_up)
     monkeypatch.setattr(crash_reproducers, "record_crash", lambda result, _: asked.append(result.name) or "")
-    assert add_crash_reproducers(record, plan_into(None)) is record
-    add_crash_reproducers(record, plan_into(tmp_path))
+    assert add_crash_reproducers(record, make_plan(None)) is record
+    add_crash_reproducers(record, make_plan(tmp_path))
     assert asked == [] if is_given_up else ["row"]
 
 
@@ -200,7 +209,7 @@ def test_run_and_show_removes_old_reproducers(tmp_path, monkeypatch):
     stale.parent.mkdir()
     for path in (stale, kept, other):
         path.touch()
-    record = record_of([replace(dead(verdict=Verdict.VALUE), reproducer="cases/b-89abcdef.zip")])
+    record = record_of([replace(make_crash_result(verdict=Verdict.VALUE), reproducer="cases/b-89abcdef.zip")])
     monkeypatch.setattr(run_console, "execute_plan", lambda *_: record)
     run_and_show(RunRequest("identity", subjects=("relu",), out=tmp_path))
     assert (tmp_path / "report.json").exists()
@@ -210,10 +219,10 @@ def test_run_and_show_removes_old_reproducers(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_run_and_show_crash_reproducer_in_report(tmp_path, monkeypatch):
     """A run with a crash has the reproducer in its report."""
-    for place in (HERE, HERE / "stand_ins"):
+    for place in (HERE, HERE / "fakes"):
         monkeypatch.syspath_prepend(place)
-    catalogue = {"deadly": "test_crash_reproducers"}
-    record = run_and_show(RunRequest("deadly_targets:Deadly", out=tmp_path, workers=1, catalogue=catalogue))
+    catalogue = {"crashing": "test_crash_reproducers"}
+    record = run_and_show(RunRequest("crashing_targets:Crashing", out=tmp_path, workers=1, catalogue=catalogue))
     (crashed,) = (r for r in record.results if r.verdict is Verdict.CRASH)
     assert (crashed.name, record.exit_code) == ("row", 1)
     assert read_reproducer(tmp_path / crashed.reproducer, load_registry()).verdict == "crash"

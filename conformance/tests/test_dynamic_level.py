@@ -37,7 +37,7 @@ from clika_ref.core.types import TensorType
 PROFILE = replace(PROFILES["quick"], shape_profiles=14)
 
 
-def made(reference, sampler, lowering, **facts):
+def declare_operator(reference, sampler, lowering, **facts):
     """Return an operator with samples and a lowering."""
     found = operator(**{"error": EXACT, **facts})(reference)
     found.samples(sampler)
@@ -65,7 +65,7 @@ def half(draw, s):
     return s.call(x, length=x.shape[0] // 2)
 
 
-def raised(x: Tensor, index: Tensor) -> Tensor:
+def raise_columns(x: Tensor, index: Tensor) -> Tensor:
     """Return ``x`` with 1 added to the columns ``index``; eager does not define the result for an empty ``x``."""
     return x.index_add(1, index, torch.ones((x.shape[0], index.shape[0])))
 
@@ -76,7 +76,7 @@ def places(draw, s):
     return s.call(x, draw(s.tensor(rank=1, size=(2, 3), dtype=torch.int64, low=0, high=last, domain=(0, last))))
 
 
-def negated(x: Tensor) -> Tensor:
+def negate(x: Tensor) -> Tensor:
     """``-x``."""
     return -x
 
@@ -95,27 +95,29 @@ def matrices(draw, s):
     return s.call(draw(s.tensor(shape=(draw(s.integers(2, 5)), k))), draw(s.tensor(shape=(k, 3))))
 
 
-def suite_of(op, folder, target=None, **changes):
+def make_suite(op, folder, target=None, **changes):
     registry = load_registry()
     only = replace(registry, operators={op.name: op})
     return Suite(only, target or registry.targets["onnxruntime"], replace(PROFILE, **changes), folder)
 
 
-def outcomes(op, folder, **changes):
-    suite = suite_of(op, folder, **changes)
+def run_checks(op, folder, **changes):
+    suite = make_suite(op, folder, **changes)
     task, graphs = dynamic.tasks(suite)
     assert graphs.subject == dynamic.GRAPHS_SUBJECT
     assert (task.dtype, task.dynamic) == ("float32", True)
     return [check.run() for check in dynamic.checks(task, suite)]
 
 
-def verdicts(op, folder, **changes):
-    return {outcome.verdict for outcome in outcomes(op, folder, **changes)}
+def run_verdicts(op, folder, **changes):
+    return {outcome.verdict for outcome in run_checks(op, folder, **changes)}
 
 
 def test_make_symbolic_call_numbers_become_size_expressions():
     """Numbers that follow sizes become expressions."""
-    found = make_symbolic_call(draw_replayable_call(made(rows, flat, lambda op, x, size: op.reshape(x, size)), "0"))
+    found = make_symbolic_call(
+        draw_replayable_call(declare_operator(rows, flat, lambda op, x, size: op.reshape(x, size)), "0")
+    )
     (node,) = found.graph.nodes
     a, b, c = found.graph.inputs[0].type.shape
     assert node.attrs["size"] == (a, b * c)
@@ -125,7 +127,7 @@ def test_make_symbolic_call_numbers_become_size_expressions():
 def test_make_symbolic_call_equal_dims_of_one_draw_share_symbol():
     """Equal dims from one decision get one symbol."""
     found = make_symbolic_call(
-        draw_replayable_call(made(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT), "0")
+        draw_replayable_call(declare_operator(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT), "0")
     )
     x, w = (value.type.shape for value in found.graph.inputs)
     assert x[1] == w[0]
@@ -135,7 +137,7 @@ def test_make_symbolic_call_equal_dims_of_one_draw_share_symbol():
 
 def test_make_symbolic_call_nonlinear_number_stays_fixed():
     """A call stays static if its numbers follow sizes by no expression."""
-    found = make_symbolic_call(draw_replayable_call(made(halves, half, lambda op, x, length: x), "0"))
+    found = make_symbolic_call(draw_replayable_call(declare_operator(halves, half, lambda op, x, length: x), "0"))
     assert found == "no expression of the sizes gives its numbers"
 
 
@@ -171,7 +173,7 @@ def test_make_symbolic_call_clipped_number_stays_valid():
             assert interpret(fixed.graph, run.inputs)  # raises if eager rejects it
 
 
-def beside(x: Tensor, y: Tensor) -> Tensor:
+def add_sum(x: Tensor, y: Tensor) -> Tensor:
     """``x`` plus the sum of ``y``."""
     return x + y.sum()
 
@@ -183,7 +185,7 @@ def last_two(draw, s):
 
 def test_make_symbolic_call_clamped_size_has_minimum():
     """A size is dynamic above the length where its numbers become linear in it."""
-    op = made(beside, last_two, lambda op, x, y: x)
+    op = declare_operator(add_sum, last_two, lambda op, x, y: x)
     drawn = next(
         d for d in (draw_replayable_call(op, str(seed)) for seed in range(20)) if d.call.operands[0].shape[0] > 2
     )
@@ -207,7 +209,7 @@ def any_part(draw, s):
 
 def test_call_pool_calls_differ_and_have_elements():
     """The calls of a pool differ in decisions and have elements."""
-    pool = dynamic.CallPool(made(parts, any_part, lambda op, x, start, step: x), 0, 4)
+    pool = dynamic.CallPool(declare_operator(parts, any_part, lambda op, x, start, step: x), 0, 4)
     calls = [pool.call(i).replayable.call for i in range(4)]
     assert all(call.attrs["start"] < 9 for call in calls)
     assert len({(call.attrs["start"], call.attrs["step"]) for call in calls}) == 4
@@ -223,7 +225,7 @@ def halves_or_one(draw, s):
 
 def test_call_pool_fully_dynamic_calls_come_first():
     """Calls whose dims may all vary come first."""
-    op = made(beside, halves_or_one, lambda op, x, y: x)
+    op = declare_operator(add_sum, halves_or_one, lambda op, x, y: x)
     pools = [dynamic.CallPool(op, seed, 4) for seed in range(10)]
     assert sum(len(pool.call(0).varied_sizes) == 2 for pool in pools) >= 8  # 3 or 4 without; it is not asked for ever
     assert any(len(pool.call(3).varied_sizes) == 1 for pool in pools)
@@ -231,7 +233,7 @@ def test_call_pool_fully_dynamic_calls_come_first():
 
 def test_redraw_with_sizes_same_sizes_repeats_call():
     """Drawing again with the same sizes gives the same call."""
-    op = made(rows, flat, lambda op, x, size: op.reshape(x, size))
+    op = declare_operator(rows, flat, lambda op, x, size: op.reshape(x, size))
     base = draw_replayable_call(op, "0")
     again = base.redraw_with_sizes({})
     assert list(flatten_call(again.call)) == list(flatten_call(base.call))
@@ -240,7 +242,7 @@ def test_redraw_with_sizes_same_sizes_repeats_call():
 
 def test_symbolic_call_runs_end_with_first_size():
     """The runs go up and down and end with the first size."""
-    found = make_symbolic_call(draw_replayable_call(made(negated, any_tensor, lambda op, x: op.Neg(x)), "0"))
+    found = make_symbolic_call(draw_replayable_call(declare_operator(negate, any_tensor, lambda op, x: op.Neg(x)), "0"))
     names = [run.name for run in found.runs]
     assert names[:2] == ["as drawn", "maximum"]
     assert names[-1] == "as drawn again"
@@ -251,7 +253,9 @@ def test_symbolic_call_runs_end_with_first_size():
 
 def test_symbolic_call_indexed_dim_stays_nonempty():
     """A dim that indices point into is never empty."""
-    found = make_symbolic_call(draw_replayable_call(made(raised, places, lambda op, x, index: x), "0"))
+    found = make_symbolic_call(
+        draw_replayable_call(declare_operator(raise_columns, places, lambda op, x, index: x), "0")
+    )
     assert len(found.runs) > 1
     assert len(found.varied_sizes) == 3
     assert [[0 in t.shape for t in run.inputs] for run in found.empty()] == [[True, False], [False, True]]
@@ -261,20 +265,20 @@ def test_symbolic_call_indexed_dim_stays_nonempty():
 def test_dynamic_correct_lowering_passes_at_each_size(tmp_path):
     """A correct lowering passes at every size."""
     for op in (
-        made(rows, flat, lambda op, x, size: op.reshape(x, size)),
-        made(negated, any_tensor, lambda op, x: op.Neg(x)),
-        made(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT),
+        declare_operator(rows, flat, lambda op, x, size: op.reshape(x, size)),
+        declare_operator(negate, any_tensor, lambda op, x: op.Neg(x)),
+        declare_operator(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT),
     ):
-        assert verdicts(op, tmp_path) == {Verdict.PASS}
+        assert run_verdicts(op, tmp_path) == {Verdict.PASS}
 
 
 def test_dynamic_frozen_size_fails(tmp_path):
     """A size that is frozen at compilation is reported."""
 
-    def frozen(op, x, size):
+    def lower_frozen(op, x, size):
         return op.Reshape(x, op.ints([0, 6]))
 
-    wrong = [o for o in outcomes(made(rows, flat, frozen), tmp_path) if o.verdict.is_failure]
+    wrong = [o for o in run_checks(declare_operator(rows, flat, lower_frozen), tmp_path) if o.verdict.is_failure]
     assert wrong
     assert "so only the dynamic form is wrong" not in wrong[0].comparison.message
 
@@ -282,10 +286,10 @@ def test_dynamic_frozen_size_fails(tmp_path):
 def test_dynamic_failure_reduces_to_one_run_and_dim(tmp_path):
     """A failure is reduced to one run, with only the relevant dim dynamic."""
 
-    def frozen(op, x, size):
+    def lower_frozen(op, x, size):
         return op.reshape(x, (2 if is_symbolic(size[0]) else size[0], -1))
 
-    wrong = next(o for o in outcomes(made(rows, flat, frozen), tmp_path) if o.verdict.is_failure)
+    wrong = next(o for o in run_checks(declare_operator(rows, flat, lower_frozen), tmp_path) if o.verdict.is_failure)
     assert "compiled for this size only: pass, so only the dynamic form is wrong" in wrong.comparison.message
     (run,) = wrong.case.runs
     assert wrong.run == run.name
@@ -320,7 +324,7 @@ class KeepsItsBuffer:
 
 def test_dynamic_stale_buffer_fails_dynamic_form(tmp_path):
     """A buffer that is not overwritten fails, and the dynamic form is blamed."""
-    found = outcomes(made(negated, any_tensor, lambda op, x: op.Neg(x)), tmp_path, target=KeepsItsBuffer())
+    found = run_checks(declare_operator(negate, any_tensor, lambda op, x: op.Neg(x)), tmp_path, target=KeepsItsBuffer())
     wrong = [o for o in found if o.verdict is Verdict.VALUE]
     assert wrong
     assert "so only the dynamic form is wrong" in wrong[0].comparison.message
@@ -337,7 +341,7 @@ def test_dynamic_unsupported_symbol_fixed_and_others_vary(tmp_path):
             raise TargetError(msg)
         return op.Neg(x)
 
-    found = outcomes(made(negated, any_tensor, picky), tmp_path, shape_profiles=42)
+    found = run_checks(declare_operator(negate, any_tensor, picky), tmp_path, shape_profiles=42)
     assert {o.verdict for o in found} <= {Verdict.PASS, Verdict.UNSUPPORTED}
     assert any((o.verdict is Verdict.PASS and o.case is None) or o.verdict is Verdict.PASS for o in found)
     rejected = [o for o in found if o.verdict is Verdict.UNSUPPORTED]
@@ -346,31 +350,31 @@ def test_dynamic_unsupported_symbol_fixed_and_others_vary(tmp_path):
 
 def test_dynamic_operator_without_dims_not_run(tmp_path):
     """An operator without dims is not run, with a reason."""
-    constant = made(negated, lambda draw, s: s.call(draw(s.tensor(rank=0))), lambda op, x: op.Neg(x))
-    (first, _) = outcomes(constant, tmp_path)
+    constant = declare_operator(negate, lambda draw, s: s.call(draw(s.tensor(rank=0))), lambda op, x: op.Neg(x))
+    (first, _) = run_checks(constant, tmp_path)
     assert first.verdict is Verdict.NOT_RUN
     assert first.comparison.message == "no dim of the drawn call may vary"
 
 
 def test_dynamic_random_operator_passes_unless_constant(tmp_path):
     """One artifact of a random operator serves all sizes; a constant one fails."""
-    noisy = made(negated, any_tensor, lambda op, x: op.Neg(x), random=True)
-    assert {o.verdict for o in outcomes(noisy, tmp_path)} == {Verdict.PASS}
-    stuck = made(negated, any_tensor, lambda op, x: op.scalar(0.0, torch.float32), random=True)
-    assert Verdict.STRUCTURE in {o.verdict for o in outcomes(stuck, tmp_path)}
+    noisy = declare_operator(negate, any_tensor, lambda op, x: op.Neg(x), random=True)
+    assert {o.verdict for o in run_checks(noisy, tmp_path)} == {Verdict.PASS}
+    stuck = declare_operator(negate, any_tensor, lambda op, x: op.scalar(0.0, torch.float32), random=True)
+    assert Verdict.STRUCTURE in {o.verdict for o in run_checks(stuck, tmp_path)}
 
 
 @pytest.mark.parametrize("name", ["softmax", "cat", "conv2d", "quantize", "slice"])
 def test_dynamic_common_operators_pass(tmp_path, name):
     """Common operators pass at every size."""
     op = load_registry().operators[name]
-    assert verdicts(op, tmp_path) == {Verdict.PASS}
+    assert run_verdicts(op, tmp_path) == {Verdict.PASS}
 
 
 def test_dynamic_plan_and_results_repeat(tmp_path):
     """The plan and its results are the same each time."""
-    suite = suite_of(made(negated, any_tensor, lambda op, x: op.Neg(x)), tmp_path)
-    task = Task("dynamic", "negated", "float32", dynamic=True)
+    suite = make_suite(declare_operator(negate, any_tensor, lambda op, x: op.Neg(x)), tmp_path)
+    task = Task("dynamic", "negate", "float32", dynamic=True)
     assert [c.name for c in dynamic.checks(task, suite)] == ["sizes-0", "sizes-1"]
     first, second = (dynamic.checks(task, suite)[0].run() for _ in range(2))
     assert (first.verdict, first.comparison) == (second.verdict, second.comparison)
@@ -383,12 +387,12 @@ def test_dynamic_tensors_of_sampler_vary(tmp_path):
         n = draw(s.integers(2, 6))
         return s.call(torch.arange(float(n)))
 
-    assert verdicts(made(negated, sampler, lambda op, x: op.Neg(x)), tmp_path) == {Verdict.PASS}
+    assert run_verdicts(declare_operator(negate, sampler, lambda op, x: op.Neg(x)), tmp_path) == {Verdict.PASS}
 
 
-def grown(folder, *names):
-    """Return a case of operators applied to x[4, 3] one after the other."""
-    suite = suite_of(made(negated, any_tensor, lambda op, x: op.Neg(x)), folder)
+def make_chain_case(folder, *names):
+    """Return a case of a chain of operators on x[4, 3]."""
+    suite = make_suite(declare_operator(negate, any_tensor, lambda op, x: op.Neg(x)), folder)
     graph = Graph("grown")
     build = Builder(graph, load_registry().operators)
     value = graph.add_input(TensorType(torch.float32, (4, 3)), "x")
@@ -400,7 +404,7 @@ def grown(folder, *names):
 
 def test_make_dim_dynamic_fixed_graph_runs_at_each_length(tmp_path):
     """A graph of fixed sizes gets a dynamic dim and runs at every length."""
-    case, suite = grown(tmp_path, ("relu",), ("add", 1.0), ("tanh",))
+    case, suite = make_chain_case(tmp_path, ("relu",), ("add", 1.0), ("tanh",))
     found = make_dim_dynamic(case)
     assert len(found.graph) == 3
     assert [str(side) for side in found.graph.inputs[0].type.shape] == ["batch", "3"]
@@ -411,7 +415,7 @@ def test_make_dim_dynamic_fixed_graph_runs_at_each_length(tmp_path):
 
 def test_make_dim_dynamic_drops_nodes_of_fixed_length(tmp_path):
     """Nodes that need one length are dropped with their users."""
-    case, _ = grown(tmp_path, ("relu",), ("neg",), ("add", torch.ones(4, 3)), ("tanh",))
+    case, _ = make_chain_case(tmp_path, ("relu",), ("neg",), ("add", torch.ones(4, 3)), ("tanh",))
     assert [node.op_type for node in make_dim_dynamic(case).graph.nodes] == ["relu", "neg"]
 
 

@@ -16,8 +16,8 @@ TARGET = f"{EXAMPLE.name}.target:TARGET"
 TASKS = ("operators/relu/float32", "dynamic/relu/float32", "operators/log_softmax/float32")
 
 
-def clika_ref(*words, folder):
-    """Run the command line in a process of its own that finds no module in its folder by itself, as the script does."""
+def run_clika_ref(*words, folder):
+    """Run the command line in its own process, without modules of its folder on the path, as the script does."""
     main = "from clika_ref_cli.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-P", "-c", main, "conformance", *map(str, words)],
@@ -30,20 +30,20 @@ def clika_ref(*words, folder):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A folder that holds what the stranger wrote, and nothing else."""
-    folder = tmp_path_factory.mktemp("stranger")
+def target_folder(tmp_path_factory):
+    """A folder with the files of an external target only."""
+    folder = tmp_path_factory.mktemp("external")
     shutil.copytree(EXAMPLE, folder / EXAMPLE.name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
 @pytest.fixture(scope="module")
-def report(home):
-    """The report of a run of two operators, one of which deviates as declared."""
+def report(target_folder):
+    """The report of a run of two operators; one of them deviates as declared."""
     options = (*(word for task in TASKS for word in ("-k", task)), "--workers", "1")
-    done = clika_ref("run", "--target", TARGET, *options, "--out", "report", folder=home)
+    done = run_clika_ref("run", "--target", TARGET, *options, "--out", "report", folder=target_folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    return home / "report"
+    return target_folder / "report"
 
 
 def test_external_target_unknown_to_packages():
@@ -98,30 +98,32 @@ def test_external_target_undeclared_failures_replay(report, tmp_path):
     shutil.copy(EXAMPLE / "target.py", tmp_path / "undeclared.py")
     words = ("--target", "undeclared:TARGET")
     options = ("-k", "operators/log_softmax/float32", "--level", "operators", "--workers", "1", "--out", tmp_path)
-    done = clika_ref("run", *words, *options, folder=tmp_path)
+    done = run_clika_ref("run", *words, *options, folder=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    again = {case: clika_ref("replay", case, *words, folder=tmp_path) for case in (tmp_path / "cases").iterdir()}
+    again = {case: run_clika_ref("replay", case, *words, folder=tmp_path) for case in (tmp_path / "cases").iterdir()}
     assert {replayed.returncode for replayed in again.values()} == {1}
     kinds = {replayed.stdout.partition(": ")[0]: case for case, replayed in again.items()}
     verdicts = json.loads((tmp_path / "report.json").read_text())["verdicts"]
     assert set(kinds) == {verdict for verdict in verdicts if verdict.startswith("fail:")}
     case = kinds["fail:special"]
-    assert clika_ref("replay", case, "--target", "onnxruntime", folder=tmp_path).returncode == 0
-    rejected = clika_ref("replay", case, folder=tmp_path)
+    assert run_clika_ref("replay", case, "--target", "onnxruntime", folder=tmp_path).returncode == 0
+    rejected = run_clika_ref("replay", case, folder=tmp_path)
     assert rejected.returncode == 2
     assert "Give its target yourself: --target undeclared:TARGET" in rejected.stderr
 
-    rejected = clika_ref("diff", report / "report.json", tmp_path / "report.json", folder=tmp_path)
+    rejected = run_clika_ref("diff", report / "report.json", tmp_path / "report.json", folder=tmp_path)
     assert rejected.returncode == 2
     assert f"they are of two targets, {TARGET} and undeclared:TARGET" in " ".join(rejected.stderr.split())
     earlier = json.loads((report / "report.json").read_text()) | {"target": "undeclared:TARGET"}
     (tmp_path / "earlier.json").write_text(json.dumps(earlier))
-    regressed = clika_ref("diff", "earlier.json", "report.json", folder=tmp_path)
+    regressed = run_clika_ref("diff", "earlier.json", "report.json", folder=tmp_path)
     assert regressed.returncode == 1
     assert regressed.stdout.startswith("The old run covers `")
     assert "regression: operators/log_softmax/float32: " in regressed.stdout
-    assert clika_ref("diff", "report.json", "earlier.json", folder=tmp_path).returncode == 0
-    joined = clika_ref("report", report / "report.json", tmp_path / "report.json", "-o", "both.html", folder=tmp_path)
+    assert run_clika_ref("diff", "report.json", "earlier.json", folder=tmp_path).returncode == 0
+    joined = run_clika_ref(
+        "report", report / "report.json", tmp_path / "report.json", "-o", "both.html", folder=tmp_path
+    )
     assert joined.returncode == 0
     page = (tmp_path / "both.html").read_text(encoding="utf-8")
     assert page.count('class="target"') == 2
@@ -132,6 +134,6 @@ def test_external_target_undeclared_failures_replay(report, tmp_path):
 def test_diff_other_json_named(tmp_path):
     """A file that is no report is named."""
     (tmp_path / "a.json").write_text("{}")
-    done = clika_ref("diff", "a.json", "a.json", folder=tmp_path)
+    done = run_clika_ref("diff", "a.json", "a.json", folder=tmp_path)
     assert done.returncode == 2
     assert "a.json': it is damaged, or no report of a run" in done.stderr.replace("\n", " ")

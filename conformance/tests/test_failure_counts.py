@@ -10,12 +10,12 @@ from clika_ref_conformance.execution.run import RunRequest, execute_plan, plan_r
 from clika_ref_conformance.profiles import select_profile
 from clika_ref_conformance.verdicts import Verdict
 
-TASK = Task("odd", "fails-always")
-ENTRY = ExpectedFailure("odd/*", "a reason", "a link", "2999-01-01", check="check-[01]")
+TASK = Task("faulty", "fails-always")
+ENTRY = ExpectedFailure("faulty/*", "a reason", "a link", "2999-01-01", check="check-[01]")
 
 EXPECTED = """
 [[xfail]]
-task = "odd/fails-always"
+task = "faulty/fails-always"
 check = "check-[01]"
 reason = "they fail"
 link = "none: made up"
@@ -50,7 +50,9 @@ def test_run_after_expected_failures_other_checks_run(declared, tmp_path, monkey
     (tmp_path / f"{module}.py").write_text(text)
     (tmp_path / "deviations.toml").write_text(declared)
     profile = replace(select_profile("quick"), most_failures=2)
-    request = RunRequest(f"{module}:TARGET", profile, ("fails-always",), workers=1, catalogue={"odd": "odd_level"})
+    request = RunRequest(
+        f"{module}:TARGET", profile, ("fails-always",), workers=1, catalogue={"faulty": "faulty_level"}
+    )
     record = execute_plan(plan_run(request))
     first, last = (Verdict.XFAIL, Verdict.VALUE) if declared else (Verdict.VALUE, Verdict.NOT_RUN)
     assert [r.verdict for r in record.results] == [first] * 2 + [last] * 2

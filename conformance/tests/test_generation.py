@@ -65,22 +65,22 @@ def test_call_strategy_draws_dtype_and_shrinks():
 
 
 @operator()
-def broken(x: torch.Tensor) -> torch.Tensor:
+def identity_op(x: torch.Tensor) -> torch.Tensor:
     """``x``."""
     return x
 
 
 def test_call_strategy_sampler_error_returned():
     """A sampler that fails gives its error in place of a call."""
-    broken.samples(lambda draw, s: s.call(draw(s.tensor()), draw(s.integers(0, 1)) // 0))
-    (first, *_) = collect(make_call_strategy(broken, torch.float32), 5, 0)
-    assert first.error.startswith("the samples of broken raise ZeroDivisionError: ")
+    identity_op.samples(lambda draw, s: s.call(draw(s.tensor()), draw(s.integers(0, 1)) // 0))
+    (first, *_) = collect(make_call_strategy(identity_op, torch.float32), 5, 0)
+    assert first.error.startswith("the samples of identity_op raise ZeroDivisionError: ")
 
 
 def test_call_strategy_draw_of_number_reported():
     """A sampler that passes a number to draw is reported."""
-    broken.samples(lambda draw, s: s.call(draw(3)))
-    (first, *_) = collect(make_call_strategy(broken, torch.float32), 5, 0)
+    identity_op.samples(lambda draw, s: s.call(draw(3)))
+    (first, *_) = collect(make_call_strategy(identity_op, torch.float32), 5, 0)
     assert "cannot draw 3: it is not a description made with `s`" in first.error
 
 

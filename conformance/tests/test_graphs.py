@@ -35,41 +35,41 @@ OPERATORS = select_graph_operators(REGISTRY.operators)
 s = Descriptions()
 
 
-def grown(seed, **options):
+def grow_random_graph(seed, **options):
     return grow_graph(OPERATORS, GraphGenerator(random_draw(Random(seed)), **options))
 
 
 @pytest.fixture(scope="module")
-def drawings():
-    return [grown(seed) for seed in range(60)]
+def random_graphs():
+    return [grow_random_graph(seed) for seed in range(60)]
 
 
-def test_grow_graph_keeps_invariants_and_size_limits(drawings):
+def test_grow_graph_keeps_invariants_and_size_limits(random_graphs):
     """Each graph keeps the invariants and the limits of its size."""
-    for growth in (d.builder for d in drawings):
+    for growth in (d.builder for d in random_graphs):
         verify(growth.graph)
         assert MIN_NODES <= len(growth.graph) <= MAX_NODES
         assert growth.graph.outputs
         assert all(t.numel() <= MAX_ELEMENTS for t in growth.tensors.values())
 
 
-def test_grow_graph_types_match_eager(drawings):
+def test_grow_graph_types_match_eager(random_graphs):
     """The types in a graph equal those of the tensors that eager returns."""
-    for growth in (d.builder for d in drawings):
+    for growth in (d.builder for d in random_graphs):
         values = compute_eager_values(growth.graph, [growth.tensors[v] for v in growth.graph.inputs])
         for value, tensor in values.items():
             assert (value.type.dtype, value.type.shape) == (tensor.dtype, tuple(tensor.shape))
 
 
-def test_grow_graph_rejects_under_5_percent_of_calls(drawings):
+def test_grow_graph_rejects_under_5_percent_of_calls(random_graphs):
     """Eager rejects fewer than 5 % of the drawn calls."""
-    assert sum(len(d.builder.rejected) for d in drawings) < 0.05 * sum(d.tried for d in drawings)
+    assert sum(len(d.builder.rejected) for d in random_graphs) < 0.05 * sum(d.tried for d in random_graphs)
 
 
-def test_grow_graph_shares_weights_and_repeats_outputs(drawings):
+def test_grow_graph_shares_weights_and_repeats_outputs(random_graphs):
     """Graphs share weights, and return inputs, inner tensors and repeated tensors."""
     seen = Counter()
-    for graph in (d.builder.graph for d in drawings):
+    for graph in (d.builder.graph for d in random_graphs):
         seen["shared"] += any(len(v.uses) > 1 for v in graph.constants.values())
         seen["inner"] += any(len(v.uses) > 1 and v.producer for v in graph.outputs)
         seen["pass-through"] += any(v in graph.inputs for v in graph.outputs)
@@ -81,13 +81,13 @@ def test_grow_graph_shares_weights_and_repeats_outputs(drawings):
     assert len(seen) == 7
 
 
-def test_grow_graph_repeats_operator_with_other_attributes(drawings):
+def test_grow_graph_repeats_operator_with_other_attributes(random_graphs):
     """An operator is applied again to its operand, with other attributes."""
     again = 0
-    for graph in (d.builder.graph for d in drawings):
+    for graph in (d.builder.graph for d in random_graphs):
         calls = [(n.op_type, n.inputs[0]) for n in graph.nodes if n.inputs and isinstance(n.inputs[0], Value)]
         again += len(set(calls)) < len(calls)
-    assert again > len(drawings) / 3
+    assert again > len(random_graphs) / 3
 
 
 def test_graph_case_strategy_same_seed_repeats():
@@ -101,7 +101,7 @@ def test_graph_case_strategy_same_seed_repeats():
 
 def test_grow_graph_unsupported_node_rejected():
     """A node that the target does not support is not inserted."""
-    growth = grown(
+    growth = grow_random_graph(
         3, unsupported_reason=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None
     ).builder
     assert all(not any(isinstance(v, Value) for v in n.inputs[:1]) for n in growth.graph.nodes)
@@ -127,9 +127,9 @@ def test_graph_builder_data_dependent_size_rejected(name, tensors, attrs, free):
     assert "depends on the data" in reason
 
 
-def test_make_case_other_inputs_have_no_undefined_calls(drawings):
+def test_make_case_other_inputs_have_no_undefined_calls(random_graphs):
     """Other inputs of a case have no undefined calls."""
-    cases = [make_case(drawing, "case", Random(seed)) for seed, drawing in enumerate(drawings[:20])]
+    cases = [make_case(drawing, "case", Random(seed)) for seed, drawing in enumerate(random_graphs[:20])]
     for case in cases:
         assert case.runs
         for run in case.runs:

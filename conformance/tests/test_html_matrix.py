@@ -16,28 +16,28 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 EVIL = "<script>alert(1)</script>"
 
 
-def result(task, verdict=Verdict.PASS, message="", quality=1.0, reproducer=""):
-    """A result of one check."""
+def make_result(task, verdict=Verdict.PASS, message="", quality=1.0, reproducer=""):
+    """Return the result of one check."""
     comparison = Comparison(verdict, message, 1e-7, 2e-7, 0.5, quality, elements=6)
     return CheckResult(task, "row-1", comparison, "typical", {"dim": "-1"}, reproducer=reproducer)
 
 
-def report(*results, target="onnxruntime", **changes):
-    """The report of a run with these results."""
+def make_report_of(*results, target="onnxruntime", **changes):
+    """Return the report of a run with these results."""
     plan = {}
     for one in results:
         plan.setdefault(one.task, []).append(one.name)
     return make_report(RunRecord(target, "quick", 0, {"torch": "2.13"}, plan, results, 1.0, **changes))
 
 
-def cells(tab, subject):
-    """The letters of the cells of one subject, a dot where there is no half."""
+def cell_letters(tab, subject):
+    """Return the letters of the cells of one subject, with a dot for a missing half."""
     (row,) = (row for row in tab.rows if row.subject == subject)
     return ["".join(half.letter if half else "." for half in cell) for cell in row.cells]
 
 
-def embedded(page):
-    """The cases that a page holds."""
+def read_cases(page):
+    """Return the cases that are embedded in a page."""
     return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
@@ -45,30 +45,32 @@ def test_make_tabs_static_and_dynamic_share_cell():
     """Static and dynamic runs of an operator share one cell."""
     (tab,), _ = make_tabs(
         [
-            report(
-                result(Task("operators", "relu", "float32"), quality=4.0),
-                result(Task("operators", "relu", "int64"), Verdict.UNSUPPORTED, "no kernel"),
-                result(Task("operators", "sum", "float32"), Verdict.VALUE),
-                result(Task("dynamic", "relu", "float32", dynamic=True), Verdict.CRASH),
+            make_report_of(
+                make_result(Task("operators", "relu", "float32"), quality=4.0),
+                make_result(Task("operators", "relu", "int64"), Verdict.UNSUPPORTED, "no kernel"),
+                make_result(Task("operators", "sum", "float32"), Verdict.VALUE),
+                make_result(Task("dynamic", "relu", "float32", dynamic=True), Verdict.CRASH),
             )
         ],
         ["."],
     )
     assert (tab.title, tab.groups[0].columns, tab.failures) == ("operators", ["float32", "int64"], 2)
-    assert cells(tab, "relu") == ["B!", "-."]
-    assert cells(tab, "sum") == ["✕.", ".."]
+    assert cell_letters(tab, "relu") == ["B!", "-."]
+    assert cell_letters(tab, "sum") == ["✕.", ".."]
 
 
 def test_make_tabs_dynamic_alone_has_own_table():
     """Dynamic runs alone have a table of their own."""
-    (tab,), _ = make_tabs([report(result(Task("dynamic", "relu", "float32", dynamic=True)))], ["."])
-    assert (tab.title, cells(tab, "relu")) == ("dynamic", ["A"])
+    (tab,), _ = make_tabs([make_report_of(make_result(Task("dynamic", "relu", "float32", dynamic=True)))], ["."])
+    assert (tab.title, cell_letters(tab, "relu")) == ("dynamic", ["A"])
 
 
 def test_make_tabs_dtypes_follow_profile_order():
     """Dtypes have the order of the profiles, and a pass has one column."""
     tasks = [Task("operators", "relu", dtype) for dtype in ("bool", "int64", "float16", "float32", "int8")]
-    operators, passes = make_tabs([report(*map(result, tasks), result(Task("passes", "fold")))], ["."])[0]
+    operators, passes = make_tabs(
+        [make_report_of(*map(make_result, tasks), make_result(Task("passes", "fold")))], ["."]
+    )[0]
     assert operators.groups[0].columns == ["float32", "float16", "int8", "int64", "bool"]
     assert passes.groups[0].columns == [""]
 
@@ -76,11 +78,13 @@ def test_make_tabs_dtypes_follow_profile_order():
 def test_make_tabs_two_targets_link_own_folders():
     """Each of two targets has its columns, and each case links to its own folder."""
     task = Task("operators", "relu", "float32")
-    one = report(result(task, Verdict.VALUE, reproducer="cases/a.zip"))
-    two = report(result(task), result(Task("operators", "abs", "float32")), target="acme.targets:TARGET")
+    one = make_report_of(make_result(task, Verdict.VALUE, reproducer="cases/a.zip"))
+    two = make_report_of(
+        make_result(task), make_result(Task("operators", "abs", "float32")), target="acme.targets:TARGET"
+    )
     (tab,), cases = make_tabs([one, two], ["../one run", "."])
     assert [group.target for group in tab.groups] == ["onnxruntime", "acme.targets:TARGET"]
-    assert (cells(tab, "relu"), cells(tab, "abs")) == (["✕", "A"], [".", "A"])
+    assert (cell_letters(tab, "relu"), cell_letters(tab, "abs")) == (["✕", "A"], [".", "A"])
     assert cases[0]["href"] == "../one%20run/cases/a.zip"
     page = render_html([one, two], ["one", "two"])
     assert '<th colspan="1" class="target">acme.targets:TARGET</th>' in page
@@ -88,8 +92,8 @@ def test_make_tabs_two_targets_link_own_folders():
 
 def test_make_tabs_commands_set_pythonpath_of_user_target():
     """The commands find the user's code from any folder."""
-    found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
-    (case,) = make_tabs([report(found, target="acme:make it", target_folder="/home/a user")], ["."])[1]
+    found = make_result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
+    (case,) = make_tabs([make_report_of(found, target="acme:make it", target_folder="/home/a user")], ["."])[1]
     first, _, last = case["commands"].splitlines()
     where = "PYTHONPATH='/home/a user'${PYTHONPATH:+:$PYTHONPATH}"
     assert first == f"{where} clika-ref conformance replay cases/a.zip --target 'acme:make it'"
@@ -98,22 +102,22 @@ def test_make_tabs_commands_set_pythonpath_of_user_target():
 
 def test_make_tabs_commands_repeat_user_target():
     """The commands repeat a target that is the user's code."""
-    found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
+    found = make_result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
     for target, option in (("onnxruntime", ""), ("acme.targets:TARGET", " --target acme.targets:TARGET")):
-        (case,) = make_tabs([report(found, target=target)], ["."])[1]
+        (case,) = make_tabs([make_report_of(found, target=target)], ["."])[1]
         assert case["commands"].splitlines()[0] == f"clika-ref conformance replay cases/a.zip{option}"
         assert case["commands"].endswith("python -m zipfile -e cases/a.zip cases/a && python cases/a/repro.py")
-    (case,) = make_tabs([report(found)], ["../one run"])[1]
+    (case,) = make_tabs([make_report_of(found)], ["../one run"])[1]
     assert case["commands"].splitlines()[0] == "clika-ref conformance replay '../one run/cases/a.zip'"
 
 
 def test_render_html_cell_opens_worst_case_per_verdict():
     """A cell opens the worst case of each of its verdicts."""
     task = Task("operators", "relu", "float32")
-    first, second = result(task, Verdict.VALUE, "off by one"), result(task)
-    page = render_html([report(first, CheckResult(task, "row-2", second.comparison))], ["."])
+    first, second = make_result(task, Verdict.VALUE, "off by one"), make_result(task)
+    page = render_html([make_report_of(first, CheckResult(task, "row-2", second.comparison))], ["."])
     (indices,) = re.findall(r'data-d="([\d ]+)"', page)
-    cases = [embedded(page)[int(i)] for i in indices.split()]
+    cases = [read_cases(page)[int(i)] for i in indices.split()]
     assert [case["verdict"] for case in cases] == ["fail:value", "pass"]
     assert (cases[0]["message"], cases[0]["facts"]) == ("off by one", [["dim", "-1"]])
     assert cases[0]["place"] == "row-1, on the inputs typical"
@@ -126,7 +130,7 @@ def test_render_html_escapes_names_and_messages():
     evil = CheckResult(task, EVIL, Comparison(Verdict.VALUE, f"</script>{EVIL}"), EVIL, {EVIL: EVIL})
     page = render_html(
         [
-            report(
+            make_report_of(
                 evil,
                 target=EVIL,
                 problems=[EVIL],
@@ -138,12 +142,12 @@ def test_render_html_escapes_names_and_messages():
     assert page.count("<script") == 2  # the data and the program
     assert page.count("</script>") == 2
     assert "alert(1)" in html.unescape(page)
-    assert embedded(page)[0]["message"] == f"</script>{EVIL}"
+    assert read_cases(page)[0]["message"] == f"</script>{EVIL}"
 
 
 def test_write_html_single_file_without_network(tmp_path):
     """The page is one file that loads nothing from the network."""
-    write_html([report(result(Task("operators", "relu", "float32")))], tmp_path / "index.html")
+    write_html([make_report_of(make_result(Task("operators", "relu", "float32")))], tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in page
     assert not re.search(r"""(src|href)=["']?(https?:)?//|@import|url\(""", page)
@@ -167,7 +171,8 @@ def test_render_html_lists_deviations_reasons_environment():
     }
     task = Task("graphs", "seven")
     page = render_html(
-        [report(result(task, Verdict.NOT_RUN, "no time left"), deviations=[entry], problems=["gone"])], ["."]
+        [make_report_of(make_result(task, Verdict.NOT_RUN, "no time left"), deviations=[entry], problems=["gone"])],
+        ["."],
     )
     for text in (
         "one-sided-clip",
@@ -192,6 +197,7 @@ def test_style_of_each_verdict_has_colour(verdict):
 def test_write_html_lone_surrogate_escaped(tmp_path):
     """Half of a surrogate pair in a message is written as an escape."""
     write_html(
-        [report(result(Task("operators", "relu", "float32"), Verdict.VALUE, "broken \ud800 text"))], tmp_path / "m.html"
+        [make_report_of(make_result(Task("operators", "relu", "float32"), Verdict.VALUE, "broken \ud800 text"))],
+        tmp_path / "m.html",
     )
     assert "\\ud800 text" in (tmp_path / "m.html").read_text(encoding="utf-8")

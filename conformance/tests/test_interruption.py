@@ -18,7 +18,7 @@ HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 """Code that restores SIGINT in a process that was started with it ignored, like a background process of a script."""
 
 COMMAND = f"{HEEDING}; from clika_ref_cli.cli import main; main()"
-STUCK = ["--target", "deadly_targets:Stuck", "-k", "relu/float32", "--level", "operators", "--workers", "1"]
+STUCK = ["--target", "crashing_targets:Stuck", "-k", "relu/float32", "--level", "operators", "--workers", "1"]
 
 
 @pytest.mark.parametrize("number", END_SIGNALS)
@@ -37,7 +37,7 @@ def test_handle_end_signals_interrupts_once_and_restores(number):
 
 
 def send_twice_within_the_block(number):
-    """Send it to this thread, which has it before the call returns; what is sent to a process may come later."""
+    """Send a signal to this thread twice; a thread gets it before the call returns, a process possibly later."""
     with handle_end_signals():
         try:
             signal.raise_signal(number)
@@ -82,16 +82,16 @@ def test_handle_end_signals_keeps_ignored_signal():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_run_end_signal_reports_and_removes_folder(number, tmp_path):
     """An interrupted run writes its report and leaves no folder or worker."""
-    path = os.pathsep.join([str(HERE / "stand_ins"), *sys.path])
+    path = os.pathsep.join([str(HERE / "fakes"), *sys.path])
     command = [sys.executable, "-c", COMMAND, "conformance", "run", *STUCK, "--out", str(tmp_path / "report")]
-    environment = {**os.environ, "PYTHONPATH": path, "ODD_MARKS": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": path, "MARKS_FOLDER": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         folder = folder_of_the_run(tmp_path / "held", process)
         process.send_signal(number)
         said, _ = process.communicate(timeout=100)
     assert process.returncode == 3
     assert " tasks did not end: the run was interrupted" in said
-    assert "deadly_targets:Stuck PROVES TOO LITTLE" in said
+    assert "crashing_targets:Stuck PROVES TOO LITTLE" in said
     assert (tmp_path / "report/report.json").exists()
     assert not folder.exists()
     with (tmp_path / "held").open() as held:

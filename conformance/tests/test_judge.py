@@ -7,10 +7,10 @@ import re
 
 import pytest
 import torch
+from case_references import Drawing, make_call_reference, randn
 from clika_ref_conformance.judging import exact_arithmetic, jitter, jitter_runs, judge
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.verdicts import Verdict
-from judged import Drawing, randn, single
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
@@ -32,7 +32,7 @@ from clika_ref.core.types import TensorType
 )
 def test_judge_structure_checked_before_elements(actual, message: str) -> None:
     """The structure is compared before the elements."""
-    found = single("relu", torch.ones(2)).judge(actual)
+    found = make_call_reference("relu", torch.ones(2)).judge(actual)
     assert found.verdict is Verdict.STRUCTURE
     assert re.fullmatch(message, found.message)
 
@@ -54,14 +54,14 @@ def test_judge_trusted_eager_stops_jitter_at_pass(monkeypatch) -> None:
     """With trusted eager, jitter runs stop as soon as the result is right."""
     drawn = []
 
-    def counted(*args):
+    def record_runs(*args):
         for run in jitter_runs.repeat_run(*args):
             drawn.append(run)
             yield run
 
     drawing = Drawing(x := randn(50))
     drawing.graph.add_output(drawing.build("exp", drawing.build("sin", drawing.values[0])))
-    monkeypatch.setattr(judge, "repeat_run", counted)
+    monkeypatch.setattr(judge, "repeat_run", record_runs)
     trusting = CaseReference(drawing.graph, [x], trusts_eager=True)
     near = x.sin().exp().nextafter(torch.tensor(9.0))
     assert trusting.judge([near]).verdict is Verdict.PASS
@@ -116,14 +116,16 @@ def test_judge_eager_passes_each_dtype(name: str, dtype: torch.dtype) -> None:
         "mean": {"dim": (1,)},
     }
     operands = (x, randn(8, 16, seed=1, dtype=dtype)) if name == "linear" else (x,)
-    reference = single(name, *operands, **extra.get(name, {}))
+    reference = make_call_reference(name, *operands, **extra.get(name, {}))
     found = reference.judge(reference.eager)
     assert (found.verdict, found.unstable) == (Verdict.PASS, 0), found
 
 
 def test_judge_eager_overflow_accepts_eager_or_exact() -> None:
     """If eager overflows, only its result or the exact one is right."""
-    reference = single("soft_margin_loss", torch.tensor([-200.0, 1.0]), torch.tensor([1.0, 1.0]), reduction=0)
+    reference = make_call_reference(
+        "soft_margin_loss", torch.tensor([-200.0, 1.0]), torch.tensor([1.0, 1.0]), reduction=0
+    )
     finite = float(torch.log1p(torch.exp(torch.tensor(-1.0, dtype=torch.float64))))
     assert reference.eager[0][0].item() == math.inf
     for first, verdict in ((math.inf, Verdict.PASS), (200.0, Verdict.PASS), (190.0, Verdict.SPECIAL)):
@@ -145,7 +147,7 @@ def test_judge_eager_receives_contiguous_operands(monkeypatch) -> None:
 
 def test_judge_eager_wrong_everywhere_reports_unstable() -> None:
     """A case where eager is wrong everywhere judges no target."""
-    reference = single("soft_margin_loss", torch.tensor([-200.0]), torch.tensor([1.0]), reduction=0)
+    reference = make_call_reference("soft_margin_loss", torch.tensor([-200.0]), torch.tensor([1.0]), reduction=0)
     assert reference.judge([torch.tensor([7.0])]).verdict is Verdict.UNSTABLE
 
 
@@ -154,7 +156,7 @@ def test_judge_eager_wrong_everywhere_reports_unstable() -> None:
 
 def test_judge_copy_may_differ_in_sign_of_zero_only() -> None:
     """Copies may differ only in the sign of zero."""
-    reference = single("relu", torch.tensor([-0.0, 1.0]))
+    reference = make_call_reference("relu", torch.tensor([-0.0, 1.0]))
     assert reference.judge([torch.tensor([-0.0, 1.0])]).verdict is Verdict.PASS
     found = reference.judge([torch.tensor([0.0, 1.0 + 2**-23])])
     assert found.verdict is Verdict.VALUE
@@ -166,7 +168,7 @@ def test_judge_copy_may_differ_in_sign_of_zero_only() -> None:
 
 def test_judge_integer_must_be_equal() -> None:
     """An integer is right or wrong."""
-    reference = single("add", torch.tensor([2**40]), torch.tensor([1]), alpha=1)
+    reference = make_call_reference("add", torch.tensor([2**40]), torch.tensor([1]), alpha=1)
     assert reference.judge([torch.tensor([2**40 + 1])]).verdict is Verdict.PASS
     assert reference.judge([torch.tensor([2**40])]).verdict is Verdict.VALUE
 
@@ -185,7 +187,7 @@ def test_judge_graph_kthvalue_chooses_among_ties_only() -> None:
 
 def test_judge_topk_ties_chosen_once() -> None:
     """topk may choose among ties, but no index twice."""
-    reference = single("topk", torch.tensor([1.0, 3.0, 3.0, 3.0]), k=2, dim=-1, largest=True, sorted=True)
+    reference = make_call_reference("topk", torch.tensor([1.0, 3.0, 3.0, 3.0]), k=2, dim=-1, largest=True, sorted=True)
     values = torch.tensor([3.0, 3.0])
     assert reference.judge([values, torch.tensor([3, 1])]).verdict is Verdict.PASS
     for wrong in ([1, 1], [0, 1], [1, 4]):
@@ -194,14 +196,16 @@ def test_judge_topk_ties_chosen_once() -> None:
 
 def test_judge_argmax_must_choose_first() -> None:
     """argmax must choose the first maximum."""
-    reference = single("argmax", torch.tensor([1.0, 3.0, 3.0]), dim=0, keepdim=False)
+    reference = make_call_reference("argmax", torch.tensor([1.0, 3.0, 3.0]), dim=0, keepdim=False)
     assert reference.judge([torch.tensor(2)]).verdict is Verdict.VALUE
 
 
 def test_judge_stable_sort_has_one_order() -> None:
     """A stable sort has only one correct order."""
     for stable, verdict in ((False, Verdict.PASS), (True, Verdict.VALUE)):
-        reference = single("argsort", torch.tensor([2.0, 2.0, 1.0]), dim=0, descending=False, stable=stable)
+        reference = make_call_reference(
+            "argsort", torch.tensor([2.0, 2.0, 1.0]), dim=0, descending=False, stable=stable
+        )
         swapped = torch.tensor([2, 1, 0])
         assert reference.judge([swapped]).verdict is verdict
 
@@ -214,7 +218,7 @@ def test_judge_stable_sort_has_one_order() -> None:
 )
 def test_judge_special_elements_must_match(x: float, wrong: float) -> None:
     """NaN and infinities must match."""
-    reference = single("sqrt", torch.tensor([x, 1.0]))
+    reference = make_call_reference("sqrt", torch.tensor([x, 1.0]))
     assert reference.judge(reference.eager).verdict is Verdict.PASS
     found = reference.judge([torch.tensor([wrong, 1.0])])
     assert found.verdict is Verdict.SPECIAL, found
@@ -224,7 +228,7 @@ def test_judge_special_elements_must_match(x: float, wrong: float) -> None:
 def test_judge_overflow_threshold_accepts_max_and_infinity() -> None:
     """At the overflow threshold, the largest number and infinity are both right."""
     largest = torch.finfo(torch.float32).max
-    reference = single("mul", torch.tensor([largest]), torch.tensor([1 - 2**-23]))
+    reference = make_call_reference("mul", torch.tensor([largest]), torch.tensor([1 - 2**-23]))
     for right in (largest, math.inf, float(reference.eager[0])):
         assert reference.judge([torch.tensor([right])]).verdict is Verdict.PASS, right
     assert reference.judge([torch.tensor([-math.inf])]).verdict is Verdict.SPECIAL
@@ -255,10 +259,12 @@ def test_judge_undefined_integer_cast_may_return_any(x: float, right: bool) -> N
 
 def test_judge_counts_strayed_eager_apart_from_overflow() -> None:
     """Eager outside a bound that is too narrow is counted apart from overflow."""
-    narrow = single("celu", torch.tensor([-50.0, 1.0]), alpha=-1.5)  # its class knows no rounding of the quotient
+    narrow = make_call_reference(
+        "celu", torch.tensor([-50.0, 1.0]), alpha=-1.5
+    )  # its class knows no rounding of the quotient
     found = narrow.judge(narrow.eager)
     assert (found.unstable, found.unstable_finite) == (1, 1)
-    overflows = single("softplus", torch.tensor([1.0]), beta=1.0, threshold=20.0)
+    overflows = make_call_reference("softplus", torch.tensor([1.0]), beta=1.0, threshold=20.0)
     overflows.expected[0].eager = torch.tensor([math.inf])
     found = overflows.judge([torch.tensor([math.inf])])
     assert (found.unstable, found.unstable_finite) == (1, 0)
@@ -267,7 +273,7 @@ def test_judge_counts_strayed_eager_apart_from_overflow() -> None:
 @pytest.mark.parametrize("name", ["sin", "cos", "tan", "exp", "sqrt"])
 def test_judge_float_function_rounds_integers_first(name: str) -> None:
     """Integers are rounded before a float function is computed."""
-    reference = single(name, torch.tensor([2**40 + 1, 2**62 + 12345, -(2**53) - 1, 7]))
+    reference = make_call_reference(name, torch.tensor([2**40 + 1, 2**62 + 12345, -(2**53) - 1, 7]))
     found = reference.judge(reference.eager)
     assert (found.verdict, found.unstable) == (Verdict.PASS, 0), found
 
@@ -275,7 +281,7 @@ def test_judge_float_function_rounds_integers_first(name: str) -> None:
 def test_judge_dequantize_computes_in_float32() -> None:
     """The dtype argument of dequantize is not the dtype of its arithmetic."""
     x, scale = torch.arange(200, 210, dtype=torch.uint8)[None], torch.tensor([0.0333])
-    reference = single("dequantize", x, scale, None, dtype=torch.float16, axis=0)
+    reference = make_call_reference("dequantize", x, scale, None, dtype=torch.float16, axis=0)
     found = reference.judge(reference.eager)
     assert (found.verdict, found.unstable) == (Verdict.PASS, 0), found
     exact = x.double() * scale.double()  # its reference itself rounds to float32
@@ -285,26 +291,29 @@ def test_judge_dequantize_computes_in_float32() -> None:
 def test_judge_quantize_saturates_except_nan() -> None:
     """quantize saturates, so that only NaN is undefined."""
     for x, verdict in ((1e9, Verdict.VALUE), (math.inf, Verdict.VALUE), (math.nan, Verdict.PASS)):
-        reference = single("quantize", torch.tensor([x]), 0.1, 0, dtype=torch.int8)
+        reference = make_call_reference("quantize", torch.tensor([x]), 0.1, 0, dtype=torch.int8)
         assert reference.judge([torch.tensor([5], dtype=torch.int8)]).verdict is verdict
 
 
 def test_judge_empty_output_passes() -> None:
     """Empty outputs pass."""
-    reference = single("exp", torch.ones(0, 3))
+    reference = make_call_reference("exp", torch.ones(0, 3))
     assert reference.judge([torch.ones(0, 3)]).verdict is Verdict.PASS
 
 
 def test_judge_same_seed_repeats_bounds() -> None:
     """The same seed gives the same bounds."""
     x = randn(3, 8)
-    bounds = [single("layer_norm", x, None, None, normalized_shape=(8,), eps=1e-5).expected[0].bound for _ in range(2)]
+    bounds = [
+        make_call_reference("layer_norm", x, None, None, normalized_shape=(8,), eps=1e-5).expected[0].bound
+        for _ in range(2)
+    ]
     assert torch.equal(*bounds)
 
 
 def test_judge_message_names_index_error_and_bound() -> None:
     """A message names the index, both elements and the allowed error."""
-    found = single("exp", torch.zeros(2, 2)).judge([torch.tensor([[1.0, 1.0], [1.5, 1.0]])])
+    found = make_call_reference("exp", torch.zeros(2, 2)).judge([torch.tensor([[1.0, 1.0], [1.5, 1.0]])])
     assert found.message == (
         "output 0[1, 0] is 1.5 instead of 1.0 (exact 1.0, bound 9.54e-07 of ulp(8, None)); 1 of 4 elements are wrong"
         "; the inputs are 0.0 there"
@@ -316,7 +325,7 @@ def test_judge_message_names_index_error_and_bound() -> None:
 def test_judge_overwritten_inputs_do_not_matter() -> None:
     """Inputs are copied, so that a target may overwrite them."""
     x = torch.ones(2)
-    reference = single("neg", x)
+    reference = make_call_reference("neg", x)
     x.zero_()
     assert reference.judge([-torch.ones(2)]).verdict is Verdict.PASS
 
@@ -324,7 +333,7 @@ def test_judge_overwritten_inputs_do_not_matter() -> None:
 def test_judge_missing_nan_blamed_not_correct_element():
     """The message names the missing NaN, not a correct element."""
     x = torch.tensor([[[1.0, 2.0, 3.0, math.nan]]])
-    found = single("adaptive_avg_pool1d", x, output_size=(2,)).judge([torch.tensor([[[1.5, 3.0]]])])
+    found = make_call_reference("adaptive_avg_pool1d", x, output_size=(2,)).judge([torch.tensor([[[1.5, 3.0]]])])
     assert found.verdict is Verdict.SPECIAL
     assert "output 0[0, 0, 1] is 3.0 instead of nan" in found.message
 
@@ -332,7 +341,7 @@ def test_judge_missing_nan_blamed_not_correct_element():
 def test_judge_integer_sum_to_float_rounds_as_float() -> None:
     """Integers that are summed to a float have the error of floats."""
     x = torch.tensor([-(2**53), 3, 2**53 - 1])
-    reference = single("sum", x, dim=None, keepdim=False, dtype=torch.float32)
+    reference = make_call_reference("sum", x, dim=None, keepdim=False, dtype=torch.float32)
     assert reference.judge([torch.tensor(3.0)]).verdict is Verdict.PASS  # 2^53 - 1 is 2^53 in float32
     assert reference.judge([torch.tensor(2.0**33)]).verdict is Verdict.VALUE
 
@@ -343,7 +352,7 @@ def test_judge_variance_lost_in_rounding_passes(seed: int) -> None:
     x = 30 + 0.003 * randn(5, 5, 4, seed=seed)
     mean, square = x.mean(-1, keepdim=True), (x * x).mean(-1, keepdim=True)
     in_one_pass = (x - mean) / ((square - mean * mean).clamp(min=0) + 1e-5).sqrt()
-    found = single("layer_norm", x, None, None, normalized_shape=(4,), eps=1e-5).judge([in_one_pass])
+    found = make_call_reference("layer_norm", x, None, None, normalized_shape=(4,), eps=1e-5).judge([in_one_pass])
     assert not found.verdict.is_failure, found.message
 
 
@@ -354,7 +363,9 @@ def test_judge_mean_error_counts_below_variance_error(ulps: int, verdict: Verdic
     x = (torch.tensor(steps) * 2**-18 - 50).reshape(1, 3, 5)
     mean, deviation = torch.native_layer_norm(x, x.shape, None, None, 1e-12)[1:]
     shifted = mean + ulps * 2**-18
-    graph = single("native_layer_norm", x, torch.ones_like(x), None, normalized_shape=x.shape, eps=1e-12).graph
+    graph = make_call_reference(
+        "native_layer_norm", x, torch.ones_like(x), None, normalized_shape=x.shape, eps=1e-12
+    ).graph
     found = CaseReference(graph, [x, torch.ones_like(x)], trusts_eager=True).judge(
         [(x - shifted) * deviation, mean, deviation]
     )

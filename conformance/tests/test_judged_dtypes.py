@@ -21,7 +21,7 @@ from clika_ref_conformance.levels import operators, passes
 from clika_ref_conformance.profiles import ALL_DTYPES
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Reason, Verdict
-from sampled_operators import suite_of
+from sampled_operators import make_suite
 from torch import Tensor
 
 from clika_ref.core.operators import operator
@@ -32,7 +32,7 @@ from clika_ref.core.types import TensorType
 OPERATORS = load_registry().operators
 
 
-def scaled(*dtypes):
+def declare_scale(*dtypes):
     @operator()
     def scale(x: Tensor, *, k: int = 1) -> Tensor:
         """``k * x``."""
@@ -42,7 +42,7 @@ def scaled(*dtypes):
     return scale
 
 
-def branched():
+def declare_branch():
     @operator()
     def branch(x: Tensor, *, k: int = 1) -> Tensor:
         """``k * x``."""
@@ -56,7 +56,7 @@ def branched():
     return branch
 
 
-def returning(dtype):
+def declare_dtype_change(dtype):
     @operator()
     def turn(x: Tensor, *, k: int = 1) -> Tensor:
         """``k * x`` in another dtype."""
@@ -66,7 +66,7 @@ def returning(dtype):
     return turn
 
 
-def asked():
+def declare_dtype_argument():
     @operator()
     def ask(x: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """``x`` in a dtype."""
@@ -77,12 +77,12 @@ def asked():
     return ask
 
 
-def suite(op, folder):
-    return replace(suite_of(op, folder=folder, shape_profiles=14), target=Identity())
+def make_suite_without_target(op, folder):
+    return replace(make_suite(op, folder=folder, shape_profiles=14), target=Identity())
 
 
-def ran(task, op, folder):
-    return [run_check(check) for check in plan_checks(task, suite(op, folder))]
+def run_checks(task, op, folder):
+    return [run_check(check) for check in plan_checks(task, make_suite_without_target(op, folder))]
 
 
 def messages_of(outcomes):
@@ -99,8 +99,8 @@ def test_judged_dtypes_equal_profile_dtypes_and_int16():
 @pytest.mark.parametrize("level", ["contract", "operators", "dynamic", "artifacts"])
 def test_plan_checks_operator_of_unjudged_dtype_not_run(tmp_path, level, dtype):
     """An operator that takes only unjudged dtypes is not run."""
-    op = scaled(dtype)
-    found = ran(Task(level, "scale", str(dtype).removeprefix("torch.")), op, tmp_path)
+    op = declare_scale(dtype)
+    found = run_checks(Task(level, "scale", str(dtype).removeprefix("torch.")), op, tmp_path)
     (message,) = messages_of(found)
     assert message == (
         f"scale takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge. Let its samples "
@@ -114,7 +114,7 @@ def test_plan_checks_operator_of_unjudged_dtype_not_run(tmp_path, level, dtype):
 @pytest.mark.parametrize("level", ["contract", "operators", "dynamic", "artifacts"])
 def test_plan_checks_unjudged_result_runs_declaration_only(tmp_path, level, dtype):
     """An operator that returns an unjudged dtype has only its declaration checked."""
-    found = ran(Task(level, "turn", "float32"), returning(dtype), tmp_path)
+    found = run_checks(Task(level, "turn", "float32"), declare_dtype_change(dtype), tmp_path)
     (message,) = messages_of(found)
     assert f"turn takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge" in message
     passed = {o.name for o in found if o.verdict is Verdict.PASS}
@@ -122,20 +122,22 @@ def test_plan_checks_unjudged_result_runs_declaration_only(tmp_path, level, dtyp
     assert {o.verdict for o in found if o.name not in passed} == {Verdict.NOT_RUN}
 
 
-@pytest.mark.parametrize("make", [lambda: scaled(torch.complex64, torch.float32), branched], ids=["list", "branch"])
+@pytest.mark.parametrize(
+    "make", [lambda: declare_scale(torch.complex64, torch.float32), declare_branch], ids=["list", "branch"]
+)
 def test_plan_checks_mixed_dtypes_draws_judged_ones(tmp_path, make):
     """Of several dtypes, the judged ones are drawn."""
     op = make()
-    (task,) = [t for t in operators.tasks(suite(op, tmp_path)) if t.dtype == "float32"]
-    assert {o.verdict for o in ran(task, op, tmp_path)} == {Verdict.PASS}
-    assert {o.verdict for o in ran(Task("dynamic", op.name, "float32"), op, tmp_path)} == {Verdict.PASS}
-    found = {o.name: o.verdict for o in ran(Task("contract", op.name), op, tmp_path)}
+    (task,) = [t for t in operators.tasks(make_suite_without_target(op, tmp_path)) if t.dtype == "float32"]
+    assert {o.verdict for o in run_checks(task, op, tmp_path)} == {Verdict.PASS}
+    assert {o.verdict for o in run_checks(Task("dynamic", op.name, "float32"), op, tmp_path)} == {Verdict.PASS}
+    found = {o.name: o.verdict for o in run_checks(Task("contract", op.name), op, tmp_path)}
     assert found["samples"] is found["sensitivity-k"] is Verdict.PASS
 
 
 def test_draw_call_unjudged_dtype_loses_no_draw():
     """No draw is lost if a list contains a judged dtype."""
-    op = scaled(torch.complex64, torch.int64, torch.float32)
+    op = declare_scale(torch.complex64, torch.int64, torch.float32)
     drawn = {draw_call(op, random_draw(Random(seed))).operands[0].dtype for seed in range(20)}
     assert drawn == {torch.int64, torch.float32}
 
@@ -149,20 +151,22 @@ def test_tasks_fixed_unjudged_dtype_named_in_plan(tmp_path):
         return x + y
 
     mix.samples(lambda draw, s: s.call(draw(s.tensor(rank=1)), draw(s.tensor(rank=0, dtype=torch.complex64))))
-    assert [t.dtype for t in operators.tasks(suite(mix, tmp_path))] == ["complex64"]
-    assert [o.name for o in ran(Task("dynamic", "mix", "float32"), mix, tmp_path)] == ["sizes-0", "sizes-1"]
+    assert [t.dtype for t in operators.tasks(make_suite_without_target(mix, tmp_path))] == ["complex64"]
+    assert [o.name for o in run_checks(Task("dynamic", "mix", "float32"), mix, tmp_path)] == ["sizes-0", "sizes-1"]
 
 
 def test_dtype_attribute_draws_judged_choices(tmp_path):
     """A dtype attribute takes judged dtypes, and its samples are not blamed."""
-    op = asked()
+    op = declare_dtype_argument()
     assert {row.call.attrs["dtype"] for row in draw_covering_calls(op, torch.float32, 0)} == {torch.float32}
-    found = {o.name: o.verdict for o in ran(Task("contract", "ask"), op, tmp_path)}
+    found = {o.name: o.verdict for o in run_checks(Task("contract", "ask"), op, tmp_path)}
     assert (found["samples"], found["sensitivity-dtype"]) == (Verdict.PASS, Verdict.NOT_RUN)
-    assert {o.verdict for o in ran(Task("operators", "ask", "float32"), op, tmp_path)} == {Verdict.PASS}
+    assert {o.verdict for o in run_checks(Task("operators", "ask", "float32"), op, tmp_path)} == {Verdict.PASS}
 
 
-@pytest.mark.parametrize("op", [scaled(torch.complex64), scaled(torch.float8_e5m2), returning(torch.complex64)])
+@pytest.mark.parametrize(
+    "op", [declare_scale(torch.complex64), declare_scale(torch.float8_e5m2), declare_dtype_change(torch.complex64)]
+)
 def test_generators_unjudged_operator_left_out(op):
     """Random graphs, motifs and pairs leave out unjudged operators."""
     known = [OPERATORS["neg"], OPERATORS["add"]]
@@ -178,15 +182,15 @@ def test_generators_unjudged_operator_left_out(op):
 
 def test_check_motifs_unjudged_operator_of_pass_not_run(tmp_path):
     """A motif of a pass with an unjudged dtype is not run."""
-    op = returning(torch.complex64)
+    op = declare_dtype_change(torch.complex64)
 
-    def turned(build):
+    def build_dtype_change(build):
         return build(op, build.graph.add_input(TensorType(torch.float32, (2, 3)), "x"), k=1)
 
     class Bringing(Broken):
-        motifs = (turned,)
+        motifs = (build_dtype_change,)
 
-    trial = passes.PassChecks(Bringing(lambda *_: None, "bringing"), suite(op, tmp_path))
+    trial = passes.PassChecks(Bringing(lambda *_: None, "bringing"), make_suite_without_target(op, tmp_path))
     trial.motifs = Motifs([*build_pass_motifs(trial.p, OPERATORS)])
     found = trial.check(trial.motifs.cases)
     assert (found.verdict, found.comparison.reason) == (Verdict.NOT_RUN, Reason.UNJUDGED_DTYPE)
@@ -195,7 +199,7 @@ def test_check_motifs_unjudged_operator_of_pass_not_run(tmp_path):
 
 def test_draw_call_unknown_keyword_names_line_of_samples():
     """An unknown argument of a description names the line of the samples."""
-    op = scaled(torch.float32)
+    op = declare_scale(torch.float32)
     op.samples(lambda draw, s: s.call(draw(s.tensor(dtypes=torch.float32))))
     with pytest.raises(SampleError) as caught:
         draw_call(op, random_draw(Random(0)))

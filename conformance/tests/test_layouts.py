@@ -9,14 +9,14 @@ from clika_ref.core.operators import operator
 from clika_ref.core.samples import Call, TensorSample
 
 
-def sample(*shape, unique=False):
+def make_sample(*shape, unique=False):
     return TensorSample(torch.float32, shape, -3, 3, unique=unique)
 
 
 def test_make_layout_runs_hold_same_elements():
     """Layouts have the same elements, except the expanded one."""
     x = torch.arange(48.0).reshape(2, 3, 4, 2)
-    runs = {run.name: run.inputs[0] for run in make_layout_runs(CaseRun("typical", (x,)), [sample(2, 3, 4, 2)])}
+    runs = {run.name: run.inputs[0] for run in make_layout_runs(CaseRun("typical", (x,)), [make_sample(2, 3, 4, 2)])}
     assert set(runs) == {"strided", "offset", "channels-last", "expanded"}
     for name in ("strided", "offset", "channels-last"):
         assert torch.equal(runs[name], x), name
@@ -29,14 +29,16 @@ def test_make_layout_runs_hold_same_elements():
 
 def test_make_layout_runs_unchanged_layout_skipped():
     """A layout that changes nothing is no run."""
-    names = {run.name for run in make_layout_runs(CaseRun("typical", (torch.ones(3, 4),)), [sample(3, 4)])}
+    names = {run.name for run in make_layout_runs(CaseRun("typical", (torch.ones(3, 4),)), [make_sample(3, 4)])}
     assert names == {"strided", "offset", "expanded"}
-    assert {run.name for run in make_layout_runs(CaseRun("typical", (torch.ones(()),)), [sample()])} == {"offset"}
+    assert {run.name for run in make_layout_runs(CaseRun("typical", (torch.ones(()),)), [make_sample()])} == {"offset"}
 
 
 def test_make_layout_runs_unique_elements_not_expanded():
     """Elements that must differ are not expanded."""
-    names = {run.name for run in make_layout_runs(CaseRun("typical", (torch.arange(3.0),)), [sample(3, unique=True)])}
+    names = {
+        run.name for run in make_layout_runs(CaseRun("typical", (torch.arange(3.0),)), [make_sample(3, unique=True)])
+    }
     assert names == {"strided", "offset"}
 
 
@@ -47,7 +49,7 @@ def literal(x: torch.Tensor, y: float | torch.Tensor, *, alpha: float, k: int, d
 
 def test_literal_variants_change_type_and_dim_sign():
     """Literals become integers or floats, and dims count from the other end."""
-    call = Call((sample(2, 3, 4), 2), {"alpha": 1.0, "k": 3, "dim": 1, "dims": (0, -1)})
+    call = Call((make_sample(2, 3, 4), 2), {"alpha": 1.0, "k": 3, "dim": 1, "dims": (0, -1)})
     forms = dict(make_literal_variants(literal, call, torch.float32))
     assert set(forms) == {"alpha-integer", "dim-other-end", "dims-other-end", "x1-float"}
     assert type(forms["alpha-integer"].attrs["alpha"]) is int
@@ -58,7 +60,7 @@ def test_literal_variants_change_type_and_dim_sign():
 
 def test_literal_variants_fraction_or_bad_dim_has_none():
     """A float with a fraction and a dim out of bounds have no other form."""
-    call = Call((sample(2), 0.5), {"alpha": 1.5, "k": 3, "dim": 4, "dims": ()})
+    call = Call((make_sample(2), 0.5), {"alpha": 1.5, "k": 3, "dim": 4, "dims": ()})
     assert list(make_literal_variants(literal, call, torch.float32)) == []
 
 
@@ -72,7 +74,7 @@ def test_literal_variants_scalar_may_exceed_narrow_dtypes():
     """A scalar may be True, or a number that narrower dtypes cannot hold."""
 
     def operands(dtype):
-        found = make_literal_variants(scalar, Call((sample(2), 0.5)), dtype)
+        found = make_literal_variants(scalar, Call((make_sample(2), 0.5)), dtype)
         return {name.removeprefix("x1-"): call.operands[1] for name, call in found}
 
     assert operands(torch.float32).keys() == {"boolean", "nan", "inf", "minus-inf", "beyond-single"}

@@ -28,14 +28,14 @@ SEEDS = range(4)
 
 
 @cache
-def nodes_of(name, *seeds):
-    """Return every node of the motifs that are found for a pass; what chance leaves out of one seed, another has."""
+def find_motif_nodes(name, *seeds):
+    """Return the nodes of all motifs of a pass, for several seeds together."""
     p, every = REGISTRY.passes[name], REGISTRY.operators
     found = [find_motifs(p, every, seed=seed, motif_count=10, tries=4000, patience=400) for seed in seeds or SEEDS]
     return [node for motifs in found for c in (*motifs.cases, *motifs.varied, *motifs.listed) for node in c.graph.nodes]
 
 
-def case_of(outputs_of, *tensors):
+def make_case_of(outputs_of, *tensors):
     graph = Graph("made")
     inputs = [graph.add_input(TensorType(t.dtype, tuple(t.shape)), f"x{i}") for i, t in enumerate(tensors)]
     for value in outputs_of(Builder(graph, REGISTRY.operators), *inputs):
@@ -46,7 +46,7 @@ def case_of(outputs_of, *tensors):
 @pytest.mark.slow
 def test_find_motifs_covers_each_operator_of_small_table():
     """A pass is tried with each operator of a small table that it mentions."""
-    nodes = nodes_of("fold-batch-norm")
+    nodes = find_motif_nodes("fold-batch-norm")
     assert set(FOLDABLE_RANKS) <= {node.op_type for node in nodes}
     assert any(node.op_type.startswith("conv_transpose") and node.attrs["groups"] > 1 for node in nodes)
 
@@ -54,20 +54,20 @@ def test_find_motifs_covers_each_operator_of_small_table():
 @pytest.mark.slow
 def test_find_motifs_covers_each_table_of_pass():
     """Each table of a pass has a motif."""
-    assert LAST_DIM_OPERATORS & {node.op_type for node in nodes_of("push-transposes")}
+    assert LAST_DIM_OPERATORS & {node.op_type for node in find_motif_nodes("push-transposes")}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_find_motifs_rule_operators_occur_as_removable(seed):
     """Each operator of a rule occurs as a node that the rule removes."""
-    nodes = nodes_of("remove-identities", seed)
+    nodes = find_motif_nodes("remove-identities", seed)
     taken = {(node.op_type, v) for node in nodes for v in node.inputs if type(v) in (int, float)}
     assert {("add", 0), ("sub", 0), ("mul", 1), ("div", 1), ("pow", 1)} <= taken
 
 
 def test_cut_case_dropped_output_drops_its_nodes():
     """Dropping an output drops the nodes that only it reads."""
-    case = case_of(lambda build, x: [build("neg", build("exp", x)), build("abs", x)], torch.ones(3))
+    case = make_case_of(lambda build, x: [build("neg", build("exp", x)), build("abs", x)], torch.ones(3))
     assert [[n.op_type for n in cut_case(case, None, drop=i).graph.nodes] for i in range(2)] == [
         ["abs"],
         ["exp", "neg"],
@@ -78,13 +78,13 @@ def test_cut_case_dropped_output_drops_its_nodes():
 
 def test_find_motifs_replaced_nodes_have_uses():
     """A node that a pass replaces has uses, except where no output was drawn."""
-    nodes = nodes_of("remove-identities")
+    nodes = find_motif_nodes("remove-identities")
     assert sum(any(v.uses for v in node.outputs) for node in nodes) > 0.95 * len(nodes)
 
 
 def test_case_rebuilder_unread_lists_tensor_without_uses():
     """A tensor without remaining uses is returned."""
-    case = case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(3))
+    case = make_case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(3))
     new = CaseRebuilder.of(case)
     new.add_leaves()
     exp, neg = case.graph.nodes
@@ -96,21 +96,23 @@ def test_case_rebuilder_unread_lists_tensor_without_uses():
 @pytest.mark.slow
 def test_find_motifs_attribute_has_several_lengths():
     """An attribute occurs in several lengths."""
-    nodes = nodes_of("remove-identities", *range(8))  # a roll along several dims that moves nothing is rare
+    nodes = find_motif_nodes("remove-identities", *range(8))  # a roll along several dims that moves nothing is rare
     idle = {len(n.attrs["shifts"]) for n in nodes if n.op_type == "roll"}
     assert len(idle) > 1
 
 
 def test_cut_case_operand_of_cut_node_becomes_output():
     """A tensor that only a dropped node read becomes an output."""
-    case = case_of(lambda build, x: [build("neg", build("exp", build("abs", x)))], torch.ones(3))
+    case = make_case_of(lambda build, x: [build("neg", build("exp", build("abs", x)))], torch.ones(3))
     small = cut_case(case, 1)
     assert {value.producer.op_type for value in small.graph.outputs} == {"abs", "neg"}
 
 
 def test_case_rebuilder_unchanged_inputs_not_recomputed(monkeypatch):
     """A node whose inputs are unchanged is not computed again."""
-    case = case_of(lambda build, x, y: [build("neg", build("exp", x)), build("abs", y)], torch.ones(3), torch.zeros(2))
+    case = make_case_of(
+        lambda build, x, y: [build("neg", build("exp", x)), build("abs", y)], torch.ones(3), torch.zeros(2)
+    )
     placed = []
     add = EagerGraphBuilder.add_call
     monkeypatch.setattr(EagerGraphBuilder, "add_call", lambda g, op, *rest: placed.append(op.name) or add(g, op, *rest))
@@ -124,7 +126,7 @@ def test_case_rebuilder_unchanged_inputs_not_recomputed(monkeypatch):
 
 def test_substitute_random_operators_replaces_each_call():
     """A random call replaces each deterministic one."""
-    case = case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(2, 3))
+    case = make_case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(2, 3))
     made = [
         [node.is_random for node in made.graph.nodes]
         for made in substitute_random_operators(case, REGISTRY.operators)
@@ -136,11 +138,11 @@ def test_substitute_random_operators_replaces_each_call():
 def test_redraw_call_keeps_operand_and_users():
     """A redrawn call reads the same operand, and its users read the new call."""
 
-    def made(build, x):
+    def build_outputs(build, x):
         normal = build("layer_norm", build("exp", x), None, None, normalized_shape=(4,), eps=1e-5)
         return [build("neg", normal)]
 
-    case = case_of(made, torch.ones(2, 3, 4))
+    case = make_case_of(build_outputs, torch.ones(2, 3, 4))
     shapes = set()
     for other in redraw_call(case, REGISTRY.operators):
         kinds = {node.op_type: node for node in other.graph.nodes}
@@ -153,10 +155,10 @@ def test_redraw_call_keeps_operand_and_users():
 def test_change_optional_operands_adds_and_removes():
     """An optional operand is left out if given, and given if absent."""
 
-    def made(build, x, weight, bias):
+    def build_outputs(build, x, weight, bias):
         return [build("linear", x, weight, bias), build("linear", x, weight, None)]
 
-    case = case_of(made, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4))
+    case = make_case_of(build_outputs, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4))
     found = [made for made in change_optional_operands(case, REGISTRY.operators) if made]
     kinds = [[node.inputs[2] is not None for node in made.graph.nodes if node.op_type == "linear"] for made in found]
     assert kinds == [[False, False], [True, True]]
@@ -198,10 +200,10 @@ def test_draw_chain_rejoining_paths_found(seed):
 def test_redraw_call_siblings_may_keep_shared_tensor():
     """Siblings that read one tensor may still do so after a redraw."""
 
-    def made(build, x, one, other):
+    def build_outputs(build, x, one, other):
         return [build("linear", x, one, None), build("linear", x, other, None)]
 
-    case = case_of(made, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 3))
+    case = make_case_of(build_outputs, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 3))
     found = [
         [node for node in made.graph.nodes if node.op_type == "linear"] for made in redraw_call(case, {}, draws=20)
     ]

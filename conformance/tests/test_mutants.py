@@ -53,8 +53,8 @@ def suite(tmp_path):
     return make_suite(setup)
 
 
-def state_of(registry):
-    """Return what mutants change: the slots of every operator, and the calls of every pass."""
+def read_mutable_state(registry):
+    """Return the state that mutants change: the slots of every operator, and the calls of every pass."""
     slots = {name: (op.lowering, op.type_rule, op.random) for name, op in registry.operators.items()}
     return slots, {name: type(p).__call__ for name, p in registry.passes.items()}
 
@@ -70,10 +70,10 @@ def test_load_mutants_has_80_and_a_third_blind():
 @pytest.mark.parametrize("mutant", EVERY.values(), ids=lambda m: m.name)
 def test_mutant_activate_restores_registry(mutant):
     """A mutant is removed without a trace."""
-    before = state_of(REGISTRY)
+    before = read_mutable_state(REGISTRY)
     with mutant.activate(REGISTRY):
         pass
-    assert state_of(REGISTRY) == before
+    assert read_mutable_state(REGISTRY) == before
 
 
 @pytest.mark.parametrize("mutant", EVERY.values(), ids=lambda m: m.name)
@@ -166,7 +166,9 @@ def test_run_mutants_failure_replays_in_other_worker():
 def test_kill_report_replay_crash_counts_as_repeated():
     """A reproducer of a hang is repeated if it ends its worker."""
     again = [CheckResult(Task("replays", name), "replay", Comparison(Verdict.CRASH)) for name in ("ends", "differs")]
-    killing = KillReport("quick", [trial("ends", Verdict.HANG), trial("differs", Verdict.VALUE)], again)
+    killing = KillReport(
+        "quick", [make_mutant_result("ends", Verdict.HANG), make_mutant_result("differs", Verdict.VALUE)], again
+    )
     assert [r.task.subject for r in killing.failed_replays] == ["differs"]
 
 
@@ -180,13 +182,13 @@ def test_run_mutants_own_fault_of_suite_raises(monkeypatch):
 
 def test_run_mutants_untried_mutants_raise(monkeypatch):
     """Mutants that were not tried are not survivors."""
-    hire = run.Execution._start_worker
+    start_worker = run.Execution._start_worker
 
-    def hire_and_kill(self):
-        hire(self)
+    def start_and_kill(self):
+        start_worker(self)
         self.workers[-1].kill()
 
-    monkeypatch.setattr(run.Execution, "_start_worker", hire_and_kill)
+    monkeypatch.setattr(run.Execution, "_start_worker", start_and_kill)
     with pytest.raises(ClikaError, match="1 of 1 tasks did not end: 3 workers in a row ended before they were ready"):
         run_mutants([EVERY["arithmetic-1-div"]], seeds=(0,), workers=1)
 
@@ -199,7 +201,7 @@ def test_select_mutants_matches_name_and_description():
         select_mutants(["nonsense"])
 
 
-def shown(killing):
+def print_results(killing):
     console = Console(record=True, width=200, file=StringIO())
     for trial in killing.trials:
         show_result(trial, console)
@@ -207,17 +209,17 @@ def shown(killing):
     return console.export_text()
 
 
-def trial(name, verdict, *, blind=False, **more):
+def make_mutant_result(name, verdict, *, blind=False, **more):
     return MutantResult(name, "relu", "it is wrong", blind, 0, verdict, **more)
 
 
 def test_show_rates_prints_all_blind_and_own():
     """Kill rates are printed for all, for blind and for own mutants."""
-    killed = trial("a", Verdict.VALUE, task="operators/relu/float32", check="cover-00", checks=1, nodes=2)
-    survivor = trial("b", Verdict.PASS, blind=True, checks=40)
-    crash = trial("c", Verdict.CRASH)
+    killed = make_mutant_result("a", Verdict.VALUE, task="operators/relu/float32", check="cover-00", checks=1, nodes=2)
+    survivor = make_mutant_result("b", Verdict.PASS, blind=True, checks=40)
+    crash = make_mutant_result("c", Verdict.CRASH)
     killing = KillReport("quick", [killed, survivor, crash])
-    text = shown(killing)
+    text = print_results(killing)
     assert "seed 0: a killed by operators/relu/float32: cover-00, check 1" in text
     assert "seed 0: b SURVIVED 40 checks" in text
     assert "seed 0: c killed as it ended the worker: crash" in text
@@ -228,14 +230,16 @@ def test_show_rates_prints_all_blind_and_own():
 
 def test_has_enough_kills_needs_97_percent_or_all():
     """Profile quick must find 97 of 100 mutants, and ci all."""
-    trials = [trial(str(i), Verdict.VALUE) for i in range(97)] + [trial(str(i), Verdict.PASS) for i in range(3)]
+    trials = [make_mutant_result(str(i), Verdict.VALUE) for i in range(97)] + [
+        make_mutant_result(str(i), Verdict.PASS) for i in range(3)
+    ]
     assert has_enough_kills(KillReport("quick", trials))
     assert not has_enough_kills(KillReport("ci", trials))
-    assert not has_enough_kills(KillReport("quick", [*trials[1:], trial("98", Verdict.PASS)]))
+    assert not has_enough_kills(KillReport("quick", [*trials[1:], make_mutant_result("98", Verdict.PASS)]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "status"), [("identity", 0), ("odd_targets:WRONG", 1)])
+@pytest.mark.parametrize(("target", "status"), [("identity", 0), ("faulty_targets:WRONG", 1)])
 def test_run_correct_targets_no_alarm_for_any_seed(target, status, capsys):
     """A correct target raises no alarm with any seed."""
     options = {"profile": "quick", "subjects": ["relu"], "levels": ["operators"], "workers": 1}

@@ -6,64 +6,64 @@ import pytest
 from clika_ref_conformance.cases import Outcome, Task
 from clika_ref_conformance.levels import operators
 from clika_ref_conformance.verdicts import Comparison, Verdict
-from odd_targets import Beginner
-from sampled_operators import named, shift, suite_of
+from faulty_targets import PartialTarget
+from sampled_operators import find_check, make_suite, shift
 from torch import Tensor
 
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
 
 
-def checks(op, folder, dtype="float32", **changes):
-    return operators.checks(Task("operators", op.name, dtype), suite_of(op, folder=folder, **changes))
+def plan_checks(op, folder, dtype="float32", **changes):
+    return operators.checks(Task("operators", op.name, dtype), make_suite(op, folder=folder, **changes))
 
 
-def verdicts(found):
+def run_verdicts(found):
     return {check.name: check.run().verdict for check in found}
 
 
 def test_operators_tasks_one_per_dtype(tmp_path):
     """An operator has a task for each dtype that it supports."""
-    found = operators.tasks(suite_of(shift, folder=tmp_path, dtypes=("float16", "float32", "int64")))
+    found = operators.tasks(make_suite(shift, folder=tmp_path, dtypes=("float16", "float32", "int64")))
     assert [task.dtype for task in found] == ["float16", "float32", "int64"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_operators_correct_lowering_passes_each_check(tmp_path, dtype):
     """A correct lowering passes every check."""
-    found = verdicts(checks(shift, tmp_path, dtype))
+    found = run_verdicts(plan_checks(shift, tmp_path, dtype))
     assert {"cover-00", "layouts", "literal-dim-other-end", "empty-0", "drawn-01"} <= found.keys()
     assert set(found.values()) == {Verdict.PASS}
 
 
 def test_operators_drawn_calls_packed_or_run_alone(tmp_path, monkeypatch):
     """Drawn calls are compiled together, or alone if the pack was not run."""
-    together, alone = checks(shift, tmp_path), checks(shift, tmp_path)
-    assert named(together, operators.DRAWN_PACK_CHECK).run().verdict is Verdict.PASS
+    together, alone = plan_checks(shift, tmp_path), plan_checks(shift, tmp_path)
+    assert find_check(together, operators.DRAWN_PACK_CHECK).run().verdict is Verdict.PASS
     monkeypatch.setattr(operators, "run_case", lambda *_: pytest.fail("compiled by itself"))
     assert {c.run().verdict for c in together if c.name.startswith("drawn-0")} == {Verdict.PASS}
     with pytest.raises(pytest.fail.Exception, match="compiled by itself"):
-        named(alone, "drawn-00").run()
+        find_check(alone, "drawn-00").run()
 
 
 def test_operators_unsupported_operator_passes_no_check(tmp_path):
     """No check of an unsupported operator passes."""
-    rejecting = replace(suite_of(shift, folder=tmp_path), target=Beginner())
-    found = verdicts(operators.checks(Task("operators", "shift", "float32"), rejecting))
+    rejecting = replace(make_suite(shift, folder=tmp_path), target=PartialTarget())
+    found = run_verdicts(operators.checks(Task("operators", "shift", "float32"), rejecting))
     assert found[operators.DRAWN_PACK_CHECK] is Verdict.NOT_RUN
     assert set(found.values()) == {Verdict.NOT_RUN, Verdict.UNSUPPORTED}
 
 
 def test_operators_plan_repeats(tmp_path):
     """The plan is the same each time."""
-    assert [c.name for c in checks(shift, tmp_path)] == [c.name for c in checks(shift, tmp_path)]
+    assert [c.name for c in plan_checks(shift, tmp_path)] == [c.name for c in plan_checks(shift, tmp_path)]
 
 
 def test_operators_ignored_attribute_fails_and_shrinks(tmp_path, monkeypatch):
     """An attribute that a lowering ignores fails and shrinks."""
     right = shift.lowering
     monkeypatch.setattr(shift, "lowering", lambda op, x, **attrs: right(op, x, **{**attrs, "twice": False}))
-    outcomes = [check.run() for check in checks(shift, tmp_path, drawn=30)]
+    outcomes = [check.run() for check in plan_checks(shift, tmp_path, drawn=30)]
     failed = [o for o in outcomes if o.verdict.is_failure]
     assert failed
     (small,) = [o for o in failed if o.case.graph.inputs[0].type.shape == (1,)][:1]
@@ -78,7 +78,7 @@ def test_operators_ignored_attribute_fails_and_shrinks(tmp_path, monkeypatch):
 def test_operators_further_dtypes_draw_fewer_calls(tmp_path):
     """Fewer calls are drawn in further dtypes."""
     names = {"drawn": 3, "drawn_further": 1, "dtypes": ("float32", "int64")}
-    drawn = {d: [c.name for c in checks(shift, tmp_path, d, **names)] for d in names["dtypes"]}
+    drawn = {d: [c.name for c in plan_checks(shift, tmp_path, d, **names)] for d in names["dtypes"]}
     assert {d: len([n for n in found if n.startswith("drawn-0")]) for d, found in drawn.items()} == {
         "float32": 3,
         "int64": 1,
@@ -106,7 +106,7 @@ def _(x, *, k):  # tests put other references in place, which fake tensors may n
 def test_operators_sample_rejected_by_eager_blamed(tmp_path):
     """Samples that eager rejects are blamed, with the call."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1)), k=draw(s.choice(1, 2))))
-    outcomes = [check.run() for check in checks(picky, tmp_path) if check.name.startswith("cover")]
+    outcomes = [check.run() for check in plan_checks(picky, tmp_path) if check.name.startswith("cover")]
     assert {o.verdict for o in outcomes} == {Verdict.PASS, Verdict.SAMPLE}
     (message, *_) = [o.comparison.message for o in outcomes if o.verdict is Verdict.SAMPLE]
     assert message.startswith("the samples draw picky(float32[")
@@ -116,7 +116,7 @@ def test_operators_sample_rejected_by_eager_blamed(tmp_path):
 def test_operators_sampler_error_blamed(tmp_path):
     """Samples that raise are blamed."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1)), k=1 // 0))
-    (check,) = checks(picky, tmp_path)
+    (check,) = plan_checks(picky, tmp_path)
     outcome = check.run()
     assert outcome.verdict is Verdict.SAMPLE
     message = "the samples of picky raise ZeroDivisionError: integer division or modulo by zero; see contract/picky"
@@ -131,7 +131,7 @@ def test_operators_dtype_without_eager_kernel_not_run(tmp_path, monkeypatch):
         raise NotImplementedError("\"picky\" not implemented for 'Half'")
 
     monkeypatch.setattr(picky, "reference", reject)
-    outcome = named(checks(picky, tmp_path, "float16"), "cover-00").run()
+    outcome = find_check(plan_checks(picky, tmp_path, "float16"), "cover-00").run()
     assert outcome.verdict is Verdict.NOT_RUN
     assert outcome.comparison.message.startswith("eager has no kernel for picky(float16[")
 
@@ -140,7 +140,7 @@ def test_operators_unlisted_dtype_error_not_run(tmp_path, monkeypatch):
     """An error in a dtype that samples do not list is not their fault."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
     monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.nothing)
-    outcome = named(checks(picky, tmp_path, "float16"), "cover-00").run()
+    outcome = find_check(plan_checks(picky, tmp_path, "float16"), "cover-00").run()
     assert outcome.verdict is Verdict.NOT_RUN
     assert "a dtype that its samples do not list" in outcome.comparison.message
 
@@ -149,13 +149,13 @@ def test_operators_vectors_rejected_by_eager_dropped(tmp_path, monkeypatch):
     """Vectors that eager rejects are dropped."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
 
-    def finite(x, **attrs):
+    def clone_finite(x, **attrs):
         if not x.isfinite().all():
             raise ValueError("finite numbers only")
         return x.clone()
 
-    monkeypatch.setattr(picky, "reference", finite)
-    outcome = named(checks(picky, tmp_path), "cover-00").run()
+    monkeypatch.setattr(picky, "reference", clone_finite)
+    outcome = find_check(plan_checks(picky, tmp_path), "cover-00").run()
     assert outcome.verdict is Verdict.PASS
     assert {"typical", "wide"} <= {run.name for run in outcome.case.runs}
     assert not any(run.name.startswith("nan") for run in outcome.case.runs)
@@ -164,7 +164,7 @@ def test_operators_vectors_rejected_by_eager_dropped(tmp_path, monkeypatch):
 def test_operators_single_row_has_all_special_positions(tmp_path):
     """The first row gets the remaining positions of special elements."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(shape=(2,)))))
-    (row,) = [check for check in checks(picky, tmp_path) if check.name.startswith("cover")]
+    (row,) = [check for check in plan_checks(picky, tmp_path) if check.name.startswith("cover")]
     names = {run.name for run in row.run().case.runs}
     assert {"nan-first:x0", "nan-last:x0"} <= names
 
@@ -175,9 +175,9 @@ def test_operators_missing_output_type_fails_contract(tmp_path):
     def reject(x, **attrs):
         raise ValueError("no rule")
 
-    typeless = mute_with(lambda draw, s: s.call(draw(s.tensor(rank=1))))
+    typeless = declare_sampled_by(lambda draw, s: s.call(draw(s.tensor(rank=1))))
     typeless.types(reject)
-    outcome = named(checks(typeless, tmp_path), "cover-00").run()
+    outcome = find_check(plan_checks(typeless, tmp_path), "cover-00").run()
     assert outcome.verdict is Verdict.CONTRACT
     assert "cannot infer the output type: no rule" in outcome.comparison.message
 
@@ -186,28 +186,28 @@ def test_operators_too_few_drawn_calls_not_run(tmp_path, monkeypatch):
     """Planned draws without a call are reported as not run."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
     monkeypatch.setattr(operators, "collect_without_mutations", lambda *args: [])
-    outcome = named(checks(picky, tmp_path), "drawn-00").run()
+    outcome = find_check(plan_checks(picky, tmp_path), "drawn-00").run()
     assert (outcome.verdict, outcome.comparison.message) == (Verdict.NOT_RUN, "there are only 0 different calls")
 
 
 def test_operators_without_samples_have_no_task(tmp_path):
-    mute = mute_with(None)
-    assert operators.tasks(suite_of(mute, folder=tmp_path)) == []
+    identity_op = declare_sampled_by(None)
+    assert operators.tasks(make_suite(identity_op, folder=tmp_path)) == []
 
 
-def mute_with(sampler):
+def declare_sampled_by(sampler):
     @operator()
-    def mute(x: Tensor) -> Tensor:
+    def identity_op(x: Tensor) -> Tensor:
         """``x``."""
         return x
 
-    mute.sampler = sampler
-    return mute
+    identity_op.sampler = sampler
+    return identity_op
 
 
 def test_operators_rows_and_draws_follow_profile(tmp_path):
     """The number of rows and draws follows the profile."""
-    suite = suite_of(shift, folder=tmp_path)
+    suite = make_suite(shift, folder=tmp_path)
     few = replace(suite, profile=replace(suite.profile, rows=2, drawn=1))
     names = [check.name for check in operators.checks(Task("operators", "shift", "float32"), few)]
     assert [n for n in names if n.startswith(("cover", "drawn"))] == [
@@ -223,7 +223,7 @@ def test_operators_special_vectors_in_each_row(tmp_path, monkeypatch):
     """Special elements are in each row; the other vectors alternate."""
     cases = {}
     monkeypatch.setattr(operators, "run_case", lambda case, _: cases.setdefault(case.name, case) and DONE)
-    for check in checks(shift, tmp_path, rows=6):
+    for check in plan_checks(shift, tmp_path, rows=6):
         if check.name.startswith("cover-0"):
             check.run()
     names = [[run.name.partition(":")[0] for run in cases[f"shift-cover-0{i}"].runs] for i in range(6)]
@@ -241,7 +241,7 @@ def test_operators_reference_writing_operand_fails_contract(tmp_path, monkeypatc
     """A reference that writes into its operand fails the contract."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
     monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.add_(1).clone())
-    outcome = named(checks(picky, tmp_path), "cover-00").run()
+    outcome = find_check(plan_checks(picky, tmp_path), "cover-00").run()
     assert outcome.verdict is Verdict.CONTRACT
     assert outcome.comparison.message.startswith("the reference writes into operand 0 of picky(float32[")
 
@@ -250,7 +250,7 @@ def test_operators_layout_rejected_by_eager_dropped(tmp_path, monkeypatch):
     """A layout that eager rejects is dropped."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=2, size=(2, 3)))))
     monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.view(-1).view(x.shape).clone())
-    outcome = named(checks(picky, tmp_path), "layouts").run()
+    outcome = find_check(plan_checks(picky, tmp_path), "layouts").run()
     assert outcome.verdict is Verdict.PASS
     assert [run.name for run in outcome.case.runs] == ["typical", "offset"]
 
@@ -258,5 +258,5 @@ def test_operators_layout_rejected_by_eager_dropped(tmp_path, monkeypatch):
 def test_operators_call_without_tensor_left_out(tmp_path):
     """A call that returns no tensor is left out of the plan."""
     unbind = load_registry().operators["unbind"]
-    found = [check.run() for check in checks(unbind, tmp_path) if check.name.startswith("empty")]
+    found = [check.run() for check in plan_checks(unbind, tmp_path) if check.name.startswith("empty")]
     assert all(o.verdict is Verdict.PASS for o in found), found

@@ -26,10 +26,10 @@ from clika_ref_conformance.execution import case_packs
 from clika_ref_conformance.execution.case_packs import PACK_SIZE, CasePack, make_packed_checks, merge_graphs
 from clika_ref_conformance.levels import pairs
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
-from odd_targets import Odd
+from faulty_targets import FaultyTarget
+from small_cases import make_suite_without_fault
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.invariants import verify
@@ -40,11 +40,7 @@ REGISTRY = load_registry()
 OPS = REGISTRY.operators
 
 
-def suite(tmp_path, target=None):
-    return Suite(REGISTRY, target or Identity(), PROFILES["quick"], tmp_path)
-
-
-def cases_of(first, *seconds):
+def make_pair_cases(first, *seconds):
     pairing = OperatorPairs(OPS[first], 0)
     return [case for second in seconds for case in pairing.make_cases(OPS[second], fork=True)]
 
@@ -57,7 +53,7 @@ def test_select_frequent_operators_returns_declared_list():
 
 def test_operator_pairs_make_chain_tap_and_fork():
     """A pair is a chain, a tapped chain, and both operators on one operand."""
-    tapped, chain, forked = cases_of("gelu", "softmax")
+    tapped, chain, forked = make_pair_cases("gelu", "softmax")
     assert [c.name for c in (chain, tapped, forked)] == ["gelu->softmax", "gelu->softmax, tapped", "gelu, softmax"]
     for case in (chain, tapped, forked):
         verify(case.graph)
@@ -79,12 +75,12 @@ def test_operator_pairs_make_chain_tap_and_fork():
 )
 def test_operator_pairs_join_operators_with_fixed_shape(second):
     """Operators that need a shape are joined too."""
-    assert f"relu->{second}" in [c.name for c in cases_of("relu", second)]
+    assert f"relu->{second}" in [c.name for c in make_pair_cases("relu", second)]
 
 
 def test_operator_pairs_impossible_chain_left_out():
     """A pair that cannot be joined is left out."""
-    assert not [c for c in cases_of("le", "gelu") if "->" in c.name]  # a bool is no float
+    assert not [c for c in make_pair_cases("le", "gelu") if "->" in c.name]  # a bool is no float
 
 
 def test_operator_pairs_other_seed_draws_other_call():
@@ -98,18 +94,18 @@ def test_operator_pairs_other_seed_draws_other_call():
 
 def test_select_partners_foreign_operator_meets_frequent():
     """Operators of other plugins are paired with frequent operators in both orders."""
-    (stranger,) = select_foreign_operators(REGISTRY)
+    (foreign,) = select_foreign_operators(REGISTRY)
     known = select_frequent_operators(REGISTRY, 50)
-    assert select_partners(REGISTRY, stranger, 50) == [*known[:FOREIGN_PARTNER_COUNT], stranger]
-    assert select_partners(REGISTRY, known[0], 50) == [*known, stranger]
+    assert select_partners(REGISTRY, foreign, 50) == [*known[:FOREIGN_PARTNER_COUNT], foreign]
+    assert select_partners(REGISTRY, known[0], 50) == [*known, foreign]
     assert select_partners(REGISTRY, known[FOREIGN_PARTNER_COUNT], 50) == known
 
 
 def test_pairs_checks_hold_each_fork_once(tmp_path):
     """The plan contains each unordered fork once."""
-    small = replace(suite(tmp_path), profile=replace(PROFILES["quick"], pair_operators=3))
+    small = replace(make_suite_without_fault(tmp_path), profile=replace(PROFILES["quick"], pair_operators=3))
     names = [c.name for t in pairs.tasks(small) for c in pairs.checks(t, small)]
-    assert len([t.subject for t in pairs.tasks(small)]) == 4  # and the stranger
+    assert len([t.subject for t in pairs.tasks(small)]) == 4  # and the foreign
     assert "linear, add" in names
     assert "add, linear" not in names
     assert {"linear->add", "add->linear", "add->linear, tapped", "squared_relu->linear", "linear->squared_relu"} <= {
@@ -122,13 +118,13 @@ def test_repeatable_draw_adjusts_numbers_to_shape():
     s = Descriptions()
     asked = []
 
-    def answer(description):
+    def redraw_size(description):
         asked.append(tuple(description.shape))
         changes = find_size_changes(description.shape, (7, 2, 4))
         if changes is not None:
             raise RedrawRequest(changes)
 
-    steered = RepeatableDraw(random_draw(Random(0)), answer)
+    steered = RepeatableDraw(random_draw(Random(0)), redraw_size)
 
     def sampler():
         shape = (steered(IntegerRange(1, 3)), 2, steered(Choice((3, 4))))
@@ -167,7 +163,7 @@ def test_find_size_changes_computed_or_shared_size_fails():
 def test_to_plain_numbers_leaves_no_drawn_int():
     """Graphs contain no marked numbers."""
     assert type(to_plain_numbers((DrawnInt(2, 0),))[0]) is int
-    for case in cases_of("relu", "max_pool2d", "conv2d", "pad"):
+    for case in make_pair_cases("relu", "max_pool2d", "conv2d", "pad"):
         for node in case.graph.nodes:
             for item in node.attrs.values():
                 assert all(not isinstance(i, DrawnInt) for i in (item if isinstance(item, tuple) else (item,)))
@@ -175,7 +171,7 @@ def test_to_plain_numbers_leaves_no_drawn_int():
 
 def test_merge_graphs_computes_each_graph():
     """Merged graphs compute the results of each graph."""
-    cases = cases_of("conv2d", "relu", "batch_norm", "add")
+    cases = make_pair_cases("conv2d", "relu", "batch_norm", "add")
     whole = merge_graphs([c.graph for c in cases])
     verify(whole)
     inputs = [t for c in cases for t in c.runs[0].inputs]
@@ -212,8 +208,8 @@ class Faulty:
 def test_make_packed_checks_compile_once_and_pass(tmp_path):
     """A pack is compiled once, and all its cases pass."""
     target = Faulty()
-    cases = cases_of("gelu", "relu", "tanh", "mean")
-    pack, *singles = make_packed_checks(cases, suite(tmp_path, target))
+    cases = make_pair_cases("gelu", "relu", "tanh", "mean")
+    pack, *singles = make_packed_checks(cases, make_suite_without_fault(tmp_path, target))
     assert pack.run().verdict is Verdict.PASS
     assert {c.run().verdict for c in singles} == {Verdict.PASS}
     assert target.compiled == [2 * len(cases)]
@@ -225,8 +221,8 @@ def test_make_packed_checks_compile_once_and_pass(tmp_path):
 )
 def test_case_pack_contract_faults_checked_for_all(tmp_path, fault, verdict):
     """Writes, reused tensors and changing results of a pack are reported."""
-    cases = [replace(case, runs=case.runs[:2]) for case in cases_of("gelu", "tanh")]
-    pack, *singles = make_packed_checks(cases, suite(tmp_path, Odd(fault=fault)))
+    cases = [replace(case, runs=case.runs[:2]) for case in make_pair_cases("gelu", "tanh")]
+    pack, *singles = make_packed_checks(cases, make_suite_without_fault(tmp_path, FaultyTarget(fault=fault)))
     pack.run()
     assert verdict in {c.run().verdict for c in singles}
 
@@ -241,8 +237,8 @@ def test_case_pack_chain_equal_to_tap_judged_once(tmp_path, monkeypatch):
         return honest(reference, *rest)
 
     monkeypatch.setattr(case_packs, "judge_run", judge_run)
-    cases = cases_of("gelu", "tanh")
-    for check in make_packed_checks(cases, suite(tmp_path)):
+    cases = make_pair_cases("gelu", "tanh")
+    for check in make_packed_checks(cases, make_suite_without_fault(tmp_path)):
         assert check.run().verdict is Verdict.PASS
     assert {id(graph) for graph in judged} == {id(c.graph) for c in cases if "->" not in c.name or "tapped" in c.name}
 
@@ -262,7 +258,7 @@ def test_case_pack_chain_different_from_tap_judged(tmp_path):
 
             return run
 
-    pack = CasePack("pack", cases_of("gelu", "tanh"), suite(tmp_path, TapOnly()))
+    pack = CasePack("pack", make_pair_cases("gelu", "tanh"), make_suite_without_fault(tmp_path, TapOnly()))
     pack.run()
     assert set(pack.found) == {"gelu->tanh, tapped", "gelu, tanh"}
 
@@ -270,8 +266,8 @@ def test_case_pack_chain_different_from_tap_judged(tmp_path):
 @pytest.mark.parametrize(("raises", "verdict"), [(False, Verdict.VALUE), (True, Verdict.UNDECLARED)])
 def test_case_pack_fault_costs_its_own_cases_only(tmp_path, raises, verdict):
     """A fault in a pack fails only the cases that contain it."""
-    cases = cases_of("gelu", "relu", "softmax", "mean")
-    checks = make_packed_checks(cases, suite(tmp_path, Faulty(raises=raises)))
+    cases = make_pair_cases("gelu", "relu", "softmax", "mean")
+    checks = make_packed_checks(cases, make_suite_without_fault(tmp_path, Faulty(raises=raises)))
     outcomes = {c.name: c.run().verdict for c in checks}
     assert {name for name, v in outcomes.items() if v.is_failure} == {
         "gelu->softmax",
@@ -284,7 +280,9 @@ def test_case_pack_fault_costs_its_own_cases_only(tmp_path, raises, verdict):
 def test_make_packed_checks_pack_not_run_runs_case_alone(tmp_path):
     """A case whose pack was not run is run alone."""
     target = Faulty()
-    _, second, *_ = make_packed_checks(cases_of("gelu", "relu", "tanh"), suite(tmp_path, target))
+    _, second, *_ = make_packed_checks(
+        make_pair_cases("gelu", "relu", "tanh"), make_suite_without_fault(tmp_path, target)
+    )
     assert second.run().verdict is Verdict.PASS
     assert target.compiled[0] == 2
 
@@ -297,7 +295,9 @@ def test_case_pack_unsupported_case_left_out(tmp_path):
             return "no tanh" if node.op_type == "tanh" else None
 
     target = Refusing()
-    pack, *singles = make_packed_checks(cases_of("gelu", "relu", "tanh"), suite(tmp_path, target))
+    pack, *singles = make_packed_checks(
+        make_pair_cases("gelu", "relu", "tanh"), make_suite_without_fault(tmp_path, target)
+    )
     pack.run()
     assert {c.name: c.run().verdict for c in singles}["gelu->tanh"] is Verdict.UNSUPPORTED
     assert target.compiled == [6]
@@ -310,25 +310,25 @@ def test_case_pack_nothing_proven_not_run(tmp_path):
         def unsupported_reason(self, node):
             return "nothing yet"
 
-    cases = cases_of("softmax", "gelu")
+    cases = make_pair_cases("softmax", "gelu")
     for target, message in (
         (Refusing(), "the target rejects all of its cases"),
-        (Odd(fault="sevens"), "wrong results"),
+        (FaultyTarget(fault="sevens"), "wrong results"),
     ):
-        found = CasePack("pack", cases, suite(tmp_path, target)).run()
+        found = CasePack("pack", cases, make_suite_without_fault(tmp_path, target)).run()
         assert found.verdict is Verdict.NOT_RUN
         assert found.comparison.message.endswith(message)
-    found = CasePack("pack", [], suite(tmp_path)).run()
+    found = CasePack("pack", [], make_suite_without_fault(tmp_path)).run()
     assert (found.verdict, found.comparison.message) == (Verdict.NOT_RUN, "there are no cases to compile together")
 
 
 def test_make_packed_checks_limit_pack_size(tmp_path):
     """A pack has a limited number of cases."""
-    cases = cases_of("gelu", "relu", "tanh", "mean", "add", "mul", "neg", "exp", "sum", "cat", "stack")
-    checks = make_packed_checks(cases, suite(tmp_path))
+    cases = make_pair_cases("gelu", "relu", "tanh", "mean", "add", "mul", "neg", "exp", "sum", "cat", "stack")
+    checks = make_packed_checks(cases, make_suite_without_fault(tmp_path))
     assert [c.name for c in checks if c.name.startswith("pack")] == ["pack-0", "pack-1"]
     assert len(checks) == len(cases) + 2
-    assert len(CasePack("pack", cases[:PACK_SIZE], suite(tmp_path)).cases) == 25
+    assert len(CasePack("pack", cases[:PACK_SIZE], make_suite_without_fault(tmp_path)).cases) == 25
 
 
 def test_first_calls_rejected_by_eager_left_out():

@@ -30,14 +30,14 @@ REGISTRY = load_registry()
 SMALL = replace(PROFILES["quick"], pass_graphs=60)
 
 
-def suite_of(*chosen, profile=SMALL):
+def make_suite(*chosen, profile=SMALL):
     registry = replace(REGISTRY, passes={p.name: p for p in chosen} or REGISTRY.passes)
     return Suite(registry, REGISTRY.targets["interpreter"], profile, Path("unused"))
 
 
-def failures(p, names=()):
-    """Run the checks of a pass; return what failed."""
-    found = [run_check(check) for check in passes.checks(Task("passes", p.name), suite_of(p))]
+def run_failing_checks(p, names=()):
+    """Run the checks of a pass; return the failures."""
+    found = [run_check(check) for check in passes.checks(Task("passes", p.name), make_suite(p))]
     return [o for o in found if o.verdict.is_failure and (not names or o.name in names)]
 
 
@@ -59,7 +59,7 @@ EXPECTED = {
 @pytest.mark.parametrize("p", BROKEN, ids=lambda p: p.name)
 def test_passes_broken_pass_found(p):
     """A broken pass is found."""
-    found = failures(p)
+    found = run_failing_checks(p)
     assert EXPECTED.get(p.name, Verdict.VALUE) in {o.verdict for o in found}, [o.name for o in found]
 
 
@@ -72,31 +72,31 @@ PASSES = [
 @pytest.mark.parametrize("p", PASSES)
 def test_passes_installed_pass_breaks_no_rule(p):
     """The installed passes break no rule."""
-    assert [(o.name, o.comparison.message) for o in failures(p)] == []
+    assert [(o.name, o.comparison.message) for o in run_failing_checks(p)] == []
 
 
 def test_passes_tasks_list_passes_and_hash_seeds():
     """Each pass is a task, and so are the hash seeds."""
-    assert {t.subject for t in passes.tasks(suite_of())} == {*REGISTRY.passes, "hash seeds"}
+    assert {t.subject for t in passes.tasks(make_suite())} == {*REGISTRY.passes, "hash seeds"}
 
 
 def test_passes_checks_planned_without_drawing(monkeypatch):
     """The checks are known before a graph is drawn."""
     monkeypatch.setattr(passes, "find_motifs", lambda *_, **__: pytest.fail("drawn while planning"))
-    names = [check.name for check in passes.checks(Task("passes", "merge-chains"), suite_of())]
+    names = [check.name for check in passes.checks(Task("passes", "merge-chains"), make_suite())]
     assert len(names) == len(set(names)) > len({**passes.CALL_CHANGES, **passes.SURROUNDING_CHANGES})
 
 
 def test_passes_never_firing_pass_message_suggests_motifs():
     """A pass that never fires is reported with a hint to `motifs`."""
-    (silent,) = failures(next(p for p in BROKEN if p.name == "never-fires"), ["fires"])
-    assert "pass and rule never fired on none of" in silent.comparison.message
-    assert "declare `motifs`" in silent.comparison.message
+    (failure,) = run_failing_checks(next(p for p in BROKEN if p.name == "never-fires"), ["fires"])
+    assert "pass and rule match-nothing fired on none of" in failure.comparison.message
+    assert "declare `motifs`" in failure.comparison.message
 
 
 def test_passes_failure_reduced_with_graphs_before_after():
     """A failing graph is small, with the graph before and after the pass."""
-    outcome, *_ = failures(next(p for p in BROKEN if p.name == "merge-by-operands"))
+    outcome, *_ = run_failing_checks(next(p for p in BROKEN if p.name == "merge-by-operands"))
     assert outcome.case is not None
     assert len(outcome.case.graph) <= 4
     assert "before:\ngraph" in outcome.comparison.message
@@ -105,7 +105,7 @@ def test_passes_failure_reduced_with_graphs_before_after():
 
 def test_check_hash_seeds_set_order_found(monkeypatch):
     """A dependence on the order of a set is found in another process."""
-    suite = suite_of(WALK_A_SET)
+    suite = make_suite(WALK_A_SET)
     here = run_on_random_graphs(WALK_A_SET, REGISTRY.operators, 0)
     assert any("relu_of" in text for text in here)
     names = {**REGISTRY.passes, WALK_A_SET.name: WALK_A_SET}
@@ -143,14 +143,14 @@ def test_run_on_random_graphs_independent_of_earlier_draws():
 def test_build_pass_motifs_uses_own_motif():
     """A pass may provide a motif that no draw finds."""
 
-    def three_in_a_row(build):
+    def build_three_negations(build):
         x = build.graph.add_input(TensorType(torch.float32, (7,)), "x")
         return build("neg", build("neg", build("neg", x)))
 
-    class Shy(Broken):
-        motifs = (three_in_a_row,)
+    class WithMotif(Broken):
+        motifs = (build_three_negations,)
 
-    (case,) = build_pass_motifs(Shy(lambda *_: None, "shy"), REGISTRY.operators)
+    (case,) = build_pass_motifs(WithMotif(lambda *_: None, "with-motif"), REGISTRY.operators)
     assert [node.op_type for node in case.graph.nodes] == ["neg"] * 3
     assert [t.shape for t in case.runs[0].inputs] == [(7,)]
 
@@ -254,14 +254,17 @@ def test_is_reached_memory_error_frees_graph():
     """The memory of a pass that ran out of memory is free again."""
     seen = []
 
-    def endless(graph):
+    def make_cycle_and_run_out_of_memory(graph):
         graph.itself = graph
         seen.append(weakref.ref(graph))
         raise MemoryError
 
     graph = Graph("g")
     graph.add_output(graph.add_input(TensorType(torch.float32, (2,)), "x"))
-    assert _is_reached(MotifGoal("any", endless, ()), GraphCase("one", graph, [CaseRun("ones", (torch.ones(2),))]))
+    assert _is_reached(
+        MotifGoal("any", make_cycle_and_run_out_of_memory, ()),
+        GraphCase("one", graph, [CaseRun("ones", (torch.ones(2),))]),
+    )
     assert seen[0]() is None
 
 

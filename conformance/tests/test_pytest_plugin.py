@@ -145,21 +145,21 @@ def test_pytest_plugin_failure_writes_reproducer_and_commands(run, tmp_path):
     digest = f"{zlib.crc32(b'operators/relu6/float32'):08x}"  # another task makes another part
     assert found.part.endswith(f" tasks, selected by pytest: {digest}")
     assert "operators/relu6" in (tmp_path / "out" / "junit.xml").read_text()
-    commands = commands_on(tmp_path / "out" / "index.html")
+    commands = read_commands(tmp_path / "out" / "index.html")
     (failure,) = ET.parse(tmp_path / "out" / "junit.xml").getroot().iter("failure")  # noqa: S314 - of our own run
     assert failure.text.endswith(f"# in the folder of the report:\n{commands}")
     for command, said in zip(commands.splitlines(), ("fail:value: ", "", "elements are wrong"), strict=True):
-        done = started(command, tmp_path / "out")
+        done = run_in_shell(command, tmp_path / "out")
         assert (done.returncode, said in done.stdout) == (int(bool(said)), True), done.stdout + done.stderr
 
 
-def commands_on(page):
-    """The commands for the first case of a page that has any."""
+def read_commands(page):
+    """Return the commands of the first case of a page that has any."""
     cases = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)[1]
     return next(case["commands"] for case in json.loads(cases) if case["commands"])
 
 
-def started(command, folder):
+def run_in_shell(command, folder):
     """Run a printed command in a shell with the programs of this environment on its path."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(  # noqa: S602 - the command is of our own page

@@ -37,80 +37,88 @@ def registry() -> Registry:
     return load_registry()
 
 
-def suite_of(registry: Registry, target, folder: Path) -> Suite:
+def make_suite(registry: Registry, target, folder: Path) -> Suite:
     return Suite(registry, target, Profile("small", drawn=1), folder)
 
 
-def outcomes(subject: str, suite: Suite):
+def run_checks(subject: str, suite: Suite):
     return [check.run() for check in quantization.checks(Task("quantization", subject), suite)]
 
 
 def test_quantization_onnxruntime_passes_each_subject(registry, tmp_path):
     """Each subject passes in ONNX Runtime."""
-    suite = suite_of(registry, registry.targets["onnxruntime"], tmp_path)
+    suite = make_suite(registry, registry.targets["onnxruntime"], tmp_path)
     tasks = quantization.tasks(suite)
     assert [task.subject for task in tasks] == ["quantize+dequantize", "layers", "stored weights", "packing"]
     for task in tasks:
-        bad = [(o.name, o.comparison.message) for o in outcomes(task.subject, suite) if o.verdict is not Verdict.PASS]
+        bad = [(o.name, o.comparison.message) for o in run_checks(task.subject, suite) if o.verdict is not Verdict.PASS]
         assert not bad
 
 
 def test_quantization_eager_passes_each_subject(registry, tmp_path):
     """Eager itself passes."""
-    suite = suite_of(registry, Identity(), tmp_path)
+    suite = make_suite(registry, Identity(), tmp_path)
     for subject in ("quantize+dequantize", "layers", "stored weights"):
-        assert {o.verdict for o in outcomes(subject, suite)} == {Verdict.PASS}
+        assert {o.verdict for o in run_checks(subject, suite)} == {Verdict.PASS}
 
 
 def test_quantization_without_operators_has_no_task(registry, tmp_path):
     """Without the quantization operators there are no tasks."""
     bare = Registry((), {}, {}, {}, {})
-    assert quantization.tasks(suite_of(bare, registry.targets["onnxruntime"], tmp_path)) == []
+    assert quantization.tasks(make_suite(bare, registry.targets["onnxruntime"], tmp_path)) == []
 
 
-def _truncates(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
-    steps = _quotient(op, x, scale, axis)
+def _truncate(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    steps = _divide_by_scale(op, x, scale, axis)
     whole = op.Where(op.Less(steps, op.like(steps, 0)), op.Ceil(steps), op.Floor(steps))
-    return _clamped(op, _shifted(op, whole, x, zero_point, axis), dtype, quant_min, quant_max)
+    return _clamp_and_cast(op, _add_zero_point(op, whole, x, zero_point, axis), dtype, quant_min, quant_max)
 
 
-def _rounds_away(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
-    steps = _quotient(op, x, scale, axis)
+def _round_half_away(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    steps = _divide_by_scale(op, x, scale, axis)
     away = op.Mul(op.Sign(steps), op.Floor(op.Add(op.Abs(steps), op.like(steps, 0.5))))
-    return _clamped(op, _shifted(op, away, x, zero_point, axis), dtype, quant_min, quant_max)
+    return _clamp_and_cast(op, _add_zero_point(op, away, x, zero_point, axis), dtype, quant_min, quant_max)
 
 
-def _clamps_first(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
-    low, high = _ends(dtype, quant_min, quant_max)
-    steps = op.Round(_quotient(op, x, scale, axis))
+def _clamp_before_shift(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    low, high = _quantized_bounds(dtype, quant_min, quant_max)
+    steps = op.Round(_divide_by_scale(op, x, scale, axis))
     clamped = op.Clip(steps, op.like(steps, float(low)), op.like(steps, float(high)))
-    return _clamped(op, _shifted(op, clamped, x, zero_point, axis), dtype, None, None)
+    return _clamp_and_cast(op, _add_zero_point(op, clamped, x, zero_point, axis), dtype, None, None)
 
 
-def _narrow(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+def _use_narrow_range(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
     low = -127 if dtype == torch.int8 and quant_min is None else quant_min
-    return _right(op, x, scale, zero_point, dtype=dtype, quant_min=low, quant_max=quant_max, axis=axis)
+    return _quantize(op, x, scale, zero_point, dtype=dtype, quant_min=low, quant_max=quant_max, axis=axis)
 
 
-def _axis_0(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+def _use_axis_0(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
     axis = axis and 0
-    return _right(op, x, scale, zero_point, dtype=dtype, quant_min=quant_min, quant_max=quant_max, axis=axis)
+    return _quantize(op, x, scale, zero_point, dtype=dtype, quant_min=quant_min, quant_max=quant_max, axis=axis)
 
 
-def _forgets_the_range(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
-    return _right(op, x, scale, zero_point, dtype=dtype, quant_min=None, quant_max=None, axis=axis)
+def _drop_range(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    return _quantize(op, x, scale, zero_point, dtype=dtype, quant_min=None, quant_max=None, axis=axis)
 
 
-def _multiplies(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
-    factor = op.Reciprocal(_along(op, x, op.promote(scale, to=torch.float32)[0], axis))
+def _multiply_by_reciprocal(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    factor = op.Reciprocal(_reshape_along_axis(op, x, op.promote(scale, to=torch.float32)[0], axis))
     steps = op.Round(op.Mul(x, factor))
-    return _clamped(op, _shifted(op, steps, x, zero_point, axis), dtype, quant_min, quant_max)
+    return _clamp_and_cast(op, _add_zero_point(op, steps, x, zero_point, axis), dtype, quant_min, quant_max)
 
 
-FAULTS = [_truncates, _rounds_away, _clamps_first, _narrow, _axis_0, _forgets_the_range, _multiplies]
+FAULTS = [
+    _truncate,
+    _round_half_away,
+    _clamp_before_shift,
+    _use_narrow_range,
+    _use_axis_0,
+    _drop_range,
+    _multiply_by_reciprocal,
+]
 
 
-def _right(*operands, **attrs):
+def _quantize(*operands, **attrs):
     return QUANTIZE[0](*operands, **attrs)
 
 
@@ -118,27 +126,27 @@ QUANTIZE: list = []
 """The lowering as it was declared, while a fault takes its place."""
 
 
-def _along(op, x, parameter, axis):
+def _reshape_along_axis(op, x, parameter, axis):
     if axis is None:
         return parameter
     return op.Reshape(parameter, op.ints([-1 if i == axis % op.rank(x) else 1 for i in range(op.rank(x))]))
 
 
-def _quotient(op, x, scale, axis):
-    return op.Div(x, _along(op, x, op.promote(scale, to=torch.float32)[0], axis))
+def _divide_by_scale(op, x, scale, axis):
+    return op.Div(x, _reshape_along_axis(op, x, op.promote(scale, to=torch.float32)[0], axis))
 
 
-def _shifted(op, steps, x, zero_point, axis):
-    return op.Add(steps, _along(op, x, op.promote(zero_point, to=torch.float32)[0], axis))
+def _add_zero_point(op, steps, x, zero_point, axis):
+    return op.Add(steps, _reshape_along_axis(op, x, op.promote(zero_point, to=torch.float32)[0], axis))
 
 
-def _ends(dtype, quant_min, quant_max):
+def _quantized_bounds(dtype, quant_min, quant_max):
     info = torch.iinfo(dtype)
     return info.min if quant_min is None else quant_min, info.max if quant_max is None else quant_max
 
 
-def _clamped(op, steps, dtype, quant_min, quant_max):
-    low, high = _ends(dtype, quant_min, quant_max)
+def _clamp_and_cast(op, steps, dtype, quant_min, quant_max):
+    low, high = _quantized_bounds(dtype, quant_min, quant_max)
     return op.cast(op.Clip(steps, op.like(steps, float(low)), op.like(steps, float(high))), dtype)
 
 
@@ -148,7 +156,7 @@ def test_quantization_faulty_lowering_found(registry, tmp_path, monkeypatch, fau
     quantize = registry.operators["quantize"]
     monkeypatch.setattr(quantize, "lowering", fault)
     QUANTIZE[:] = [LOWERING]
-    found = outcomes("quantize+dequantize", suite_of(registry, registry.targets["onnxruntime"], tmp_path))
+    found = run_checks("quantize+dequantize", make_suite(registry, registry.targets["onnxruntime"], tmp_path))
     assert any(o.verdict.is_failure for o in found)
 
 
@@ -163,32 +171,32 @@ def test_quantization_faulty_reference_fails_contract(registry, tmp_path, monkey
         "reference",
         lambda x, scale, zero_point, *, dtype, quant_min, quant_max, axis: torch.zeros(x.shape, dtype=dtype),
     )
-    suite = suite_of(registry, Identity(), tmp_path)
-    wrong = [o for o in outcomes("quantize+dequantize", suite) if o.verdict is Verdict.CONTRACT]
+    suite = make_suite(registry, Identity(), tmp_path)
+    wrong = [o for o in run_checks("quantize+dequantize", suite) if o.verdict is Verdict.CONTRACT]
     assert wrong
     assert "the eager reference is wrong" in wrong[0].comparison.message
-    again = replayed(wrong[0], "quantize+dequantize", suite)
+    again = replay_outcome(wrong[0], "quantize+dequantize", suite)
     assert again.comparison.message == wrong[0].comparison.message
 
 
 def test_quantization_integer_mismatch_replays(registry, tmp_path, monkeypatch):
     """A failure that only the integers show is found again by replay."""
-    suite = suite_of(registry, Identity(), tmp_path)
-    monkeypatch.setattr(quantization, "_verify_integers", tells_of_the_target())
-    found = outcomes("layers", suite)[0]
+    suite = make_suite(registry, Identity(), tmp_path)
+    monkeypatch.setattr(quantization, "_verify_integers", make_second_run_describer())
+    found = run_checks("layers", suite)[0]
     assert (found.verdict, found.comparison.message) == (Verdict.VALUE, "the target")
-    monkeypatch.setattr(quantization, "_verify_integers", tells_of_the_target())
-    again = replayed(found, "layers", suite)
+    monkeypatch.setattr(quantization, "_verify_integers", make_second_run_describer())
+    again = replay_outcome(found, "layers", suite)
     assert (again.verdict, again.comparison.message) == (Verdict.VALUE, "the target")
 
 
-def tells_of_the_target():
-    """Eager is verified first, on all inputs, and then the target."""
+def make_second_run_describer():
+    """Return a check that names the target in its second call; eager is checked first, on all inputs."""
     seen = set()
     return lambda _name, _expected, run, _outputs: "the target" if run.name in seen else seen.add(run.name)
 
 
-def replayed(outcome, subject, suite):
+def replay_outcome(outcome, subject, suite):
     path = write_reproducer(outcome, Task("quantization", subject), suite, "identity", suite.folder)
     return replay(suite.folder / path, suite.registry)
 
@@ -204,27 +212,27 @@ def test_quantization_other_weight_axis_found(registry, tmp_path, monkeypatch, n
         dequantize, "lowering", lambda *operands, axis, **attrs: right(*operands, axis=other[axis], **attrs)
     )
     as_written = replace(registry.targets["onnxruntime"], optimize=False)  # its fusions read the axis as they like
-    suite = suite_of(registry, as_written, tmp_path)
+    suite = make_suite(registry, as_written, tmp_path)
     (check,) = [c for c in quantization.checks(Task("quantization", "layers"), suite) if c.name == name]
     assert check.run().verdict.is_failure
 
 
-def swapped(packed):
+def swap_nibbles(packed):
     return (packed >> 4) | (packed << 4)
 
 
 def test_quantization_wrong_int4_packing_found(registry, tmp_path, monkeypatch):
     """A constant of four bits that is packed wrongly is found."""
     monkeypatch.setattr(builder, "pack_int4", lambda x: pack_int4(x).roll(1))
-    found = outcomes("stored weights", suite_of(registry, registry.targets["onnxruntime"], tmp_path))
+    found = run_checks("stored weights", make_suite(registry, registry.targets["onnxruntime"], tmp_path))
     assert [o.name for o in found if o.verdict is Verdict.VALUE] == [w.name for w in STORED_WEIGHTS if w.bits == 4]
 
 
 def test_quantization_swapped_nibbles_found(registry, tmp_path, monkeypatch):
     """Nibbles that both packing and unpacking swap are found."""
-    monkeypatch.setattr(quantization, "pack_int4", lambda x: swapped(pack_int4(x)))
-    monkeypatch.setattr(quantization, "unpack_int4", lambda packed, *rest: unpack_int4(swapped(packed), *rest))
-    found = {o.name: o for o in outcomes("packing", suite_of(registry, Identity(), tmp_path))}
+    monkeypatch.setattr(quantization, "pack_int4", lambda x: swap_nibbles(pack_int4(x)))
+    monkeypatch.setattr(quantization, "unpack_int4", lambda packed, *rest: unpack_int4(swap_nibbles(packed), *rest))
+    found = {o.name: o for o in run_checks("packing", make_suite(registry, Identity(), tmp_path))}
     right = [name for name, outcome in found.items() if not outcome.verdict.is_failure]
     assert right == ["int4-0", "uint4-0"], "nothing to swap"
     assert "is packed as " in found["uint4-3"].comparison.message
@@ -255,24 +263,27 @@ def test_draw_quantized_ranges_repeat_and_cover_choices():
     assert {float(g.scale.flat[0]) for g in found} >= {float(np.float32(1e-40)), 1.0, float(np.float32(1e30))}
 
 
-def grid(scale=1.0, low=-128, high=127, zero=0):
+def make_grid(scale=1.0, low=-128, high=127, zero=0):
     return QuantizationGrid("int8", low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
 
 
 def test_make_elements_contain_many_ties():
     """A large share of the elements are ties."""
     share = [
-        grid().find_ties(x).mean() for seed in range(20) for name, x in make_elements(grid(), seed) if name == "halves"
+        make_grid().find_ties(x).mean()
+        for seed in range(20)
+        for name, x in make_elements(make_grid(), seed)
+        if name == "halves"
     ]
     assert np.mean(share) > 0.3
-    assert all(x.shape == ELEMENTS_SHAPE for _, x in make_elements(grid(), 0))
+    assert all(x.shape == ELEMENTS_SHAPE for _, x in make_elements(make_grid(), 0))
 
 
 def test_quantize_rounds_half_to_even_and_saturates():
     """Codes round half to even and saturate."""
     x = np.array([-np.inf, -2.5, -0.5, 0.5, 1.5, 1e9], np.float32)
-    assert grid().quantize(x).tolist() == [-128, -2, 0, 0, 2, 127]
-    assert grid(zero=127).quantize(x).tolist() == [-128, 125, 127, 127, 127, 127]
+    assert make_grid().quantize(x).tolist() == [-128, -2, 0, 0, 2, 127]
+    assert make_grid(zero=127).quantize(x).tolist() == [-128, 125, 127, 127, 127, 127]
 
 
 @pytest.mark.parametrize(
@@ -287,5 +298,5 @@ def test_quantize_rounds_half_to_even_and_saturates():
 )
 def test_find_error_allows_half_step(x, code, value, message):
     """The error is half a step at most."""
-    found = grid().find_error(np.array([x], np.float32), np.array([code]), np.array([value], np.float32))
+    found = make_grid().find_error(np.array([x], np.float32), np.array([code]), np.array([value], np.float32))
     assert found is None if message is None else message in found

@@ -5,13 +5,14 @@ import math
 import pytest
 import random_faults
 import torch
+from case_references import randn
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.judging.distributions import FALSE_ALARM_PROBABILITY, describe_difference
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.levels import operators
 from clika_ref_conformance.mutants.catalogue import load_mutants
 from clika_ref_conformance.verdicts import Verdict
-from sampled_operators import named, suite_of
+from sampled_operators import find_check, make_suite
 
 from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
@@ -23,15 +24,15 @@ FAULTS = [*(m for m in load_mutants().values() if m.name.startswith("randomness"
 COUNT = 700
 
 
-def checks(name, folder, **changes):
-    suite = suite_of(REGISTRY.operators[name], folder=folder, **changes)
+def plan_checks(name, folder, **changes):
+    suite = make_suite(REGISTRY.operators[name], folder=folder, **changes)
     return operators.checks(Task("operators", name, "float32"), suite)
 
 
 @pytest.mark.parametrize("name", ["randperm", "multinomial", "native_dropout", "log_normal", "feature_alpha_dropout"])
 def test_random_correct_lowering_matches_eager_distribution(tmp_path, name):
     """Correct lowerings draw from the distribution of eager."""
-    found = {check.name: check.run() for check in checks(name, tmp_path)}
+    found = {check.name: check.run() for check in plan_checks(name, tmp_path)}
     assert {o.verdict for o in found.values()} == {Verdict.PASS}
     assert found["moments"].comparison.elements > COUNT
 
@@ -40,7 +41,7 @@ def test_random_correct_lowering_matches_eager_distribution(tmp_path, name):
 def test_random_faulty_lowering_found(tmp_path, mutant):
     """Faults of random operators are found."""
     with mutant.activate(REGISTRY):
-        found = {check.name: check.run().verdict for check in checks(mutant.subject, tmp_path, rows=12)}
+        found = {check.name: check.run().verdict for check in plan_checks(mutant.subject, tmp_path, rows=12)}
     assert found["cover-00" if mutant.subject == "rand" else "moments"].is_failure
 
 
@@ -51,12 +52,12 @@ def test_random_deterministic_calls_skip_moments(tmp_path, monkeypatch):
         "sampler",
         lambda draw, s: s.call(draw(s.tensor(rank=1)), p=draw(s.choice(0.0, 1.0)), train=True),
     )
-    outcome = named(checks("dropout", tmp_path), operators.MOMENTS_CHECK).run()
+    outcome = find_check(plan_checks("dropout", tmp_path), operators.MOMENTS_CHECK).run()
     assert outcome.verdict is Verdict.NOT_RUN
     assert outcome.comparison.message == "no drawn call is random"
 
 
-def reference(p, x, name="dropout", **attrs):
+def make_reference(p, x, name="dropout", **attrs):
     op, graph = REGISTRY.operators[name], Graph("call")
     value = graph.add_input(TensorType(torch.float32, tuple(x.shape)), "x")
     call = op.call(value, p=p, **attrs)
@@ -68,26 +69,22 @@ def reference(p, x, name="dropout", **attrs):
 def test_judge_random_operator_with_fixed_result_compared():
     """A random call with a fixed result is judged as any other."""
     x = torch.tensor([1.0, -2.0])
-    assert reference(0.0, x, train=True).judge([x]).verdict is Verdict.PASS
-    assert reference(0.0, x, train=True).judge([x + 1]).verdict is Verdict.VALUE
-    assert reference(1.0, x, train=True).judge([x]).verdict is Verdict.VALUE
-    assert reference(0.1, x, train=True).judge([x + 1]).verdict is Verdict.PASS
+    assert make_reference(0.0, x, train=True).judge([x]).verdict is Verdict.PASS
+    assert make_reference(0.0, x, train=True).judge([x + 1]).verdict is Verdict.VALUE
+    assert make_reference(1.0, x, train=True).judge([x]).verdict is Verdict.VALUE
+    assert make_reference(0.1, x, train=True).judge([x + 1]).verdict is Verdict.PASS
 
 
 def test_judge_random_output_type_and_nan_checked():
     """A random output has eager's type, and no NaN from finite inputs."""
     x = torch.tensor([1.0, -2.0])
-    assert reference(0.5, x, train=True).judge([x.double()]).verdict is Verdict.STRUCTURE
-    assert reference(0.5, x, train=True).judge([x[:1]]).verdict is Verdict.STRUCTURE
-    found = reference(0.5, x, train=True).judge([x * math.nan])
+    assert make_reference(0.5, x, train=True).judge([x.double()]).verdict is Verdict.STRUCTURE
+    assert make_reference(0.5, x, train=True).judge([x[:1]]).verdict is Verdict.STRUCTURE
+    found = make_reference(0.5, x, train=True).judge([x * math.nan])
     assert found.verdict is Verdict.SPECIAL
     assert found.message == "output 0 contains NaN, which eager never draws from finite inputs"
     endless = torch.tensor([math.inf, 1.0])
-    assert reference(0.5, endless, train=True).judge([endless * 0]).verdict is Verdict.PASS
-
-
-def draws(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    assert make_reference(0.5, endless, train=True).judge([endless * 0]).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,8 @@ def draws(seed, *shape):
 def test_describe_difference_same_distribution_returns_empty(kind):
     """Samples of one distribution are not distinguished."""
     assert [
-        describe_difference([kind(draws(2 * i, COUNT, 4))], [kind(draws(2 * i + 1, COUNT, 4))]) for i in range(50)
+        describe_difference([kind(randn(COUNT, 4, seed=2 * i))], [kind(randn(COUNT, 4, seed=2 * i + 1))])
+        for i in range(50)
     ] == [""] * 50
 
 
@@ -137,8 +135,8 @@ def test_describe_difference_outlier_count_reported():
 
 def test_describe_difference_compares_correlations():
     """Correlations between outputs and between neighbours are compared."""
-    mask = draws(0, COUNT, 4) > 0
-    other = draws(1, COUNT, 4) > 0
+    mask = randn(COUNT, 4) > 0
+    other = randn(COUNT, 4, seed=1) > 0
     assert describe_difference([mask.float(), mask], [other.float(), other]) == ""
     assert "products of output 1 and an earlier output" in describe_difference(
         [mask.float(), ~mask], [other.float(), other]

@@ -20,19 +20,19 @@ from clika_ref_conformance.reporting.report import SEVERITY_BY_VERDICT, UnrunChe
 from clika_ref_conformance.reporting.report_builder import make_report
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import Reason, Verdict, make_not_run
-from small_reports import FOLD, RELU, SUM, failed, passed, record
+from small_reports import FOLD, RELU, SUM, make_failed_result, make_passed_result, record
 
 
-def small():
-    """A run of three tasks."""
+def make_small_record():
+    """Return the record of a run of three tasks."""
     return record(
-        passed(RELU, "a", 0.1),
-        passed(RELU, "b", 0.7, quality=4.0),
-        failed(SUM, "c", ratio=5.0),
-        failed(SUM, "d", ratio=9.0),
-        failed(SUM, "e", Verdict.CRASH, 0.0),
-        failed(FOLD, "f", Verdict.NOT_RUN),
-        failed(FOLD, "g", Verdict.UNSUPPORTED),
+        make_passed_result(RELU, "a", 0.1),
+        make_passed_result(RELU, "b", 0.7, quality=4.0),
+        make_failed_result(SUM, "c", ratio=5.0),
+        make_failed_result(SUM, "d", ratio=9.0),
+        make_failed_result(SUM, "e", Verdict.CRASH, 0.0),
+        make_failed_result(FOLD, "f", Verdict.NOT_RUN),
+        make_failed_result(FOLD, "g", Verdict.UNSUPPORTED),
         part="-k sum",
     )
 
@@ -54,7 +54,7 @@ def test_worst_verdict_pass_outranks_unsupported():
 
 def test_make_report_keeps_worst_case_per_verdict():
     """The worst case of each task and verdict is kept; others are counted."""
-    relu, total, fold = make_report(small()).tasks
+    relu, total, fold = make_report(make_small_record()).tasks
     assert [(d.verdict, d.check) for d in relu.details] == [(Verdict.PASS, "b")]
     assert [(d.verdict, d.check) for d in total.details] == [(Verdict.CRASH, "e"), (Verdict.VALUE, "d")]
     assert dict(total.verdicts) == {Verdict.CRASH: 1, Verdict.VALUE: 2}
@@ -64,21 +64,29 @@ def test_make_report_keeps_worst_case_per_verdict():
 
 def test_make_report_prefers_replayable_case():
     """A case with a reproducer is preferred to one with a larger error."""
-    found = make_report(record(failed(SUM, "a", ratio=1e9), failed(SUM, "b", ratio=2.0, reproducer="cases/b.zip")))
+    found = make_report(
+        record(
+            make_failed_result(SUM, "a", ratio=1e9), make_failed_result(SUM, "b", ratio=2.0, reproducer="cases/b.zip")
+        )
+    )
     assert found.tasks[0].details[0].check == "b"
 
 
 def test_make_report_nan_ratio_counts_as_largest():
     """A ratio of NaN counts as the largest."""
     found = make_report(
-        record(failed(SUM, "a", ratio=1.0), failed(SUM, "b", ratio=math.nan), failed(SUM, "c", ratio=2.0))
+        record(
+            make_failed_result(SUM, "a", ratio=1.0),
+            make_failed_result(SUM, "b", ratio=math.nan),
+            make_failed_result(SUM, "c", ratio=2.0),
+        )
     )
     assert found.tasks[0].details[0].check == "b"
 
 
 def test_make_report_counts_equal_run_counts():
     """The counts of a report equal those of the run."""
-    run = small()
+    run = make_small_record()
     report = make_report(run)
     assert report.counts == run.counts
     assert (report.planned, report.failures) == (7, 3)
@@ -94,7 +102,7 @@ def test_make_report_not_run_counted_by_reason():
         (Reason.NO_KERNEL, "randn(size=())"),
     ]
     results = [CheckResult(SUM, text, make_not_run(reason, text)) for reason, text in texts]
-    found = make_report(record(*results, passed(SUM, "fine"))).not_run
+    found = make_report(record(*results, make_passed_result(SUM, "fine"))).not_run
     assert list(found.items()) == [
         (Reason.NO_KERNEL, UnrunChecks(2, "randn(size=(2,))")),
         (Reason.ABANDONED, UnrunChecks(1, "stopped")),
@@ -119,14 +127,14 @@ def test_not_run_comparisons_name_a_reason():
 KEYS = {"environment": "NAME", "facts": "NAME", "verdicts": "VERDICT", "not_run": "REASON"}
 
 
-def places(document, path=""):
+def find_paths(document, path=""):
     """Yield the path of each entry of a document; keys that are no field names count as one."""
     if isinstance(document, list):
-        return {place for item in document for place in places(item, f"{path}[]")}
+        return {place for item in document for place in find_paths(item, f"{path}[]")}
     if not isinstance(document, dict):
         return {path}
     key = KEYS.get(path.rpartition(".")[2])
-    return {p for name, item in document.items() for p in places(item, f"{path}.{key or name}".lstrip("."))}
+    return {p for name, item in document.items() for p in find_paths(item, f"{path}.{key or name}".lstrip("."))}
 
 
 def test_report_json_documented_fields_equal_written():
@@ -135,21 +143,21 @@ def test_report_json_documented_fields_equal_written():
     (section,) = re.findall(r"^## report\.json\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
     documented = [name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in row.split(", ")]
     declared = Deviation("d", ("relu",), "it does", "https://example.org", "2999-01-01")
-    run = replace(small(), deviations=count_deviations([declared], []), problems=["one is gone"])
-    written = places(json_report.to_json(report_to_json(make_report(run))))
+    run = replace(make_small_record(), deviations=count_deviations([declared], []), problems=["one is gone"])
+    written = find_paths(json_report.to_json(report_to_json(make_report(run))))
     assert sorted(documented) == sorted(f"`{place}`" for place in written)
     assert f"by schema {json_report.SCHEMA_VERSION}." in section
 
 
 def test_make_report_includes_problems_and_doubts():
     """A report contains the problems and doubts of the run."""
-    run = replace(small(), problems=["a deviation expired"], doubts=["nothing was proven"])
+    run = replace(make_small_record(), problems=["a deviation expired"], doubts=["nothing was proven"])
     assert make_report(run).problems == ["a deviation expired", "nothing was proven"]
 
 
 def test_read_json_returns_written_report(tmp_path):
     """A report is read as it was written."""
-    report = make_report(small())
+    report = make_report(make_small_record())
     write_json(report, tmp_path / "report.json")
     text = (tmp_path / "report.json").read_text()
     assert json.loads(text)["schema"] == json_report.SCHEMA_VERSION
@@ -159,8 +167,8 @@ def test_read_json_returns_written_report(tmp_path):
     assert (tmp_path / "again.json").read_text() == text
 
 
-def set_at(*path, value):
-    """A change of one entry."""
+def make_change(*path, value):
+    """Return a function that changes one entry."""
 
     def change(document):
         place = document
@@ -173,19 +181,22 @@ def set_at(*path, value):
 
 
 DAMAGES = {
-    "a newer schema": (set_at("schema", value=99), "schema 99, but this suite reads schema 2. Update the suite."),
+    "a newer schema": (make_change("schema", value=99), "schema 99, but this suite reads schema 2. Update the suite."),
     "no schema": (
-        set_at("schema", value=0),
+        make_change("schema", value=0),
         "schema 0, but this suite reads schema 2. A development version wrote it; run again.",
     ),
-    "another plan": (set_at("planned", value=999), "999 checks were planned, "),
-    "no tasks": (set_at("tasks", value=None), r"it is damaged, or no report of a run \(TypeError"),
-    "an unknown verdict": (set_at("tasks", 0, "verdicts", value={"fine": 1}), "'fine' is not a valid Verdict"),
-    "a negative count": (set_at("tasks", 0, "verdicts", value={"pass": -1}), "pass is -1, not a count"),
-    "a text for a number": (set_at("tasks", 0, "details", 0, "error", value="x"), "error is 'x', not a number"),
-    "other accounts": (set_at("tasks", 0, "verdicts", value={"pass": 5}), "cannot read the report: its verdicts are"),
+    "another plan": (make_change("planned", value=999), "999 checks were planned, "),
+    "no tasks": (make_change("tasks", value=None), r"it is damaged, or no report of a run \(TypeError"),
+    "an unknown verdict": (make_change("tasks", 0, "verdicts", value={"fine": 1}), "'fine' is not a valid Verdict"),
+    "a negative count": (make_change("tasks", 0, "verdicts", value={"pass": -1}), "pass is -1, not a count"),
+    "a text for a number": (make_change("tasks", 0, "details", 0, "error", value="x"), "error is 'x', not a number"),
+    "other accounts": (
+        make_change("tasks", 0, "verdicts", value={"pass": 5}),
+        "cannot read the report: its verdicts are",
+    ),
     "a case elsewhere": (
-        set_at("tasks", 0, "details", 0, "reproducer", value="../../etc/passwd"),
+        make_change("tasks", 0, "details", 0, "reproducer", value="../../etc/passwd"),
         "is outside the folder cases/",
     ),
     "a list": (lambda document: [document], "it is damaged, or no report of a run"),
@@ -196,7 +207,7 @@ DAMAGES = {
 def test_read_json_damaged_report_raises(tmp_path, damage):
     """A damaged report raises ReportError with the reason."""
     change, message = DAMAGES[damage]
-    write_json(make_report(small()), tmp_path / "report.json")
+    write_json(make_report(make_small_record()), tmp_path / "report.json")
     document = change(json.loads((tmp_path / "report.json").read_text()))
     (tmp_path / "report.json").write_text(json.dumps(document))
     with pytest.raises(ReportError, match=message):
@@ -218,7 +229,7 @@ def test_read_json_missing_or_too_large_raises(tmp_path, monkeypatch):
 
 def test_write_junit_suite_per_level_case_per_task(tmp_path):
     """JUnit has a suite for each level and a case for each task."""
-    write_junit(make_report(small()), tmp_path / "junit.xml")
+    write_junit(make_report(make_small_record()), tmp_path / "junit.xml")
     root = ET.parse(tmp_path / "junit.xml").getroot()  # noqa: S314 - written above
     assert [suite.get("name") for suite in root] == ["operators", "passes"]
     assert (root.get("tests"), root.get("failures"), root.get("skipped")) == ("3", "1", "1")
@@ -230,9 +241,13 @@ def test_write_junit_suite_per_level_case_per_task(tmp_path):
 
 def test_render_junit_unproven_task_skipped_with_reason():
     """A task whose checks prove nothing is skipped, with a reason."""
-    silent = [failed(SUM, "c", Verdict.XFAIL), failed(SUM, "d", Verdict.NOT_RUN), failed(SUM, "e", Verdict.NOT_RUN)]
-    unstable = [failed(FOLD, "f", Verdict.UNSTABLE)]
-    proving = [failed(RELU, "a", Verdict.XFAIL), passed(RELU, "b")]
+    silent = [
+        make_failed_result(SUM, "c", Verdict.XFAIL),
+        make_failed_result(SUM, "d", Verdict.NOT_RUN),
+        make_failed_result(SUM, "e", Verdict.NOT_RUN),
+    ]
+    unstable = [make_failed_result(FOLD, "f", Verdict.UNSTABLE)]
+    proving = [make_failed_result(RELU, "a", Verdict.XFAIL), make_passed_result(RELU, "b")]
     root = ET.fromstring(render_junit(make_report(record(*silent, *unstable, *proving))))  # noqa: S314 - written here
     messages = {case.get("name"): [e.get("message") for e in case] for case in root.iter("testcase")}
     assert messages == {
@@ -244,7 +259,7 @@ def test_render_junit_unproven_task_skipped_with_reason():
 
 def test_render_junit_escapes_invalid_xml():
     """Names and messages may contain characters that XML does not allow."""
-    result = failed(Task("operators", "<script>&\x00\x1b"), "a\x08")
+    result = make_failed_result(Task("operators", "<script>&\x00\x1b"), "a\x08")
     written = render_junit(make_report(record(result, problems=["gone & <forgotten>\x00"])))
     root = ET.fromstring(written)  # noqa: S314 - written above
     names = [case.get("name") for case in root.iter("testcase")]

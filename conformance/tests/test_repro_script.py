@@ -52,7 +52,7 @@ class Reusing(OnnxRuntime):
         return run
 
 
-class Silent(OnnxRuntime):
+class EmptyReason(OnnxRuntime):
     def unsupported_reason(self, node):
         return ""
 
@@ -82,24 +82,24 @@ class Aborting(OnnxRuntime):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    """Return what makes the outcome of a relu on a target, and its reproducer."""
-    (tmp_path / "odd_findings.py").write_text(TARGETS)
+def make_outcome(tmp_path, monkeypatch):
+    """Return a function that runs a relu on a target, for its outcome and its reproducer."""
+    (tmp_path / "faulty_findings.py").write_text(TARGETS)
     monkeypatch.syspath_prepend(tmp_path)
 
     def make(name, verdict=None):
         profile = replace(PROFILES["quick"], share_of_artifacts=0.0)
-        suite = Suite(REGISTRY, load_target(f"odd_findings:{name}", REGISTRY), profile, tmp_path)
+        suite = Suite(REGISTRY, load_target(f"faulty_findings:{name}", REGISTRY), profile, tmp_path)
         runs = [CaseRun("one", (torch.rand(2, 3),)), CaseRun("two", (torch.rand(2, 3),))]
         case = GraphCase("relu", build_call_graph(REGISTRY.operators["relu"], [runs[0].inputs[0]], {}), runs)
         outcome = run_check(Check("row", lambda: replace(run_case(case, suite), name="row")))
         if verdict is not None:
             outcome = replace(outcome, comparison=Comparison(verdict, "it was"))
-        return outcome, tmp_path / write_reproducer(outcome, TASK, suite, f"odd_findings:{name}", tmp_path)
+        return outcome, tmp_path / write_reproducer(outcome, TASK, suite, f"faulty_findings:{name}", tmp_path)
 
     yield make
     atexit.unregister(os.abort)
-    sys.modules.pop("odd_findings", None)
+    sys.modules.pop("faulty_findings", None)
 
 
 @pytest.mark.slow
@@ -108,31 +108,31 @@ def made(tmp_path, monkeypatch):
     [
         ("Widening", Verdict.CONTRACT, "fail:contract: the target set another default dtype in this process"),
         ("Reusing", Verdict.CONTRACT, "a later run changed the outputs of an earlier one"),
-        ("Silent", Verdict.CONTRACT, "fail:contract: unsupported_reason("),
+        ("EmptyReason", Verdict.CONTRACT, "fail:contract: unsupported_reason("),
         ("Choosing", Verdict.VALUE, "elements are wrong"),
     ],
 )
-def test_repro_script_repeats_finding(made, tmp_path, name, verdict, said):
+def test_repro_script_repeats_finding(make_outcome, tmp_path, name, verdict, said):
     """The script of a finding reports it again, as does replay."""
-    outcome, path = made(name)
+    outcome, path = make_outcome(name)
     assert outcome.verdict is verdict, outcome.comparison
     if name != "Choosing":  # what it compiles now is right
-        assert replay(path, REGISTRY, f"odd_findings:{name}").verdict is verdict
+        assert replay(path, REGISTRY, f"faulty_findings:{name}").verdict is verdict
     done = run_script(path, tmp_path)
     assert (done.returncode, said in done.stdout) == (1, True), done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_repro_script_abort_at_exit_still_agrees(made, tmp_path):
+def test_repro_script_abort_at_exit_still_agrees(make_outcome, tmp_path):
     """A runtime that dies as its process ends still agrees."""
-    done = run_script(made("Aborting", Verdict.VALUE)[1], tmp_path)
+    done = run_script(make_outcome("Aborting", Verdict.VALUE)[1], tmp_path)
     assert (done.returncode, "the target agrees" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_repro_script_import_error_exits_2(made, tmp_path, monkeypatch):
+def test_repro_script_import_error_exits_2(make_outcome, tmp_path, monkeypatch):
     """A target that cannot be imported is not tried."""
-    path = made("Aborting", Verdict.VALUE)[1]
+    path = make_outcome("Aborting", Verdict.VALUE)[1]
     monkeypatch.setenv("BROKEN", "1")
     done = run_script(path, tmp_path)
     assert (done.returncode, done.stderr) == (2, ""), done

@@ -22,12 +22,12 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 from clika_ref.core.errors import ClikaError
 
 
-def request_for(*subjects, **changes):
+def make_request(*subjects, **changes):
     profile = replace(select_profile("quick"), case_seconds=changes.pop("case_seconds", 60.0), shrink_seconds=0.0)
-    return RunRequest("identity", profile, subjects, workers=1, catalogue={"odd": "odd_level"}, **changes)
+    return RunRequest("identity", profile, subjects, workers=1, catalogue={"faulty": "faulty_level"}, **changes)
 
 
-def verdicts_of(record, subject):
+def read_verdicts(record, subject):
     return [(r.name, r.verdict) for r in record.results if r.task.subject == subject]
 
 
@@ -49,26 +49,26 @@ AROUND = {
 @pytest.mark.slow
 def test_execute_plan_fatal_check_costs_itself_only():
     """A check that ends or disturbs its worker affects no other check."""
-    record = execute_plan(plan_run(request_for("fine", "plan-", *AROUND)))
+    record = execute_plan(plan_run(make_request("fine", "plan-", *AROUND)))
     assert record.part.startswith("-k fine -k plan- -k exit ")
     for subject, verdict in AROUND.items():
         expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
-        assert verdicts_of(record, subject) == expected, [r.comparison.message for r in record.failures]
+        assert read_verdicts(record, subject) == expected, [r.comparison.message for r in record.failures]
     messages = {r.task.subject: r.comparison.message for r in record.results if r.name in ("middle", "plan")}
     assert "exit status 3" in messages["exit"]
     assert "SIGSEGV" in messages["segfault"]
     assert "somebody killed it" in messages["kills-itself"]
-    assert "dies_of_a_signal" in messages["segfault"]  # the traceback of faulthandler
+    assert "die_of_segfault" in messages["segfault"]  # the traceback of faulthandler
     assert "a check that raises" in messages["raise"]
     assert messages["interrupts"].endswith("KeyboardInterrupt")
     assert messages["leaves"].endswith("SystemExit")
     assert "flush-to-zero" in messages["flush"]
     assert "set another default dtype and switched on flush-to-zero" in messages["dtype"]
-    assert verdicts_of(record, "plan-raises") == [("plan", Verdict.CONTRACT)]
+    assert read_verdicts(record, "plan-raises") == [("plan", Verdict.CONTRACT)]
     assert "the sampler is broken" in messages["plan-raises"]
-    assert verdicts_of(record, "plan-interrupts") == [("plan", Verdict.CONTRACT)]
+    assert read_verdicts(record, "plan-interrupts") == [("plan", Verdict.CONTRACT)]
     assert messages["plan-interrupts"].endswith("KeyboardInterrupt")
-    assert verdicts_of(record, "plan-dies") == [("plan", Verdict.CRASH)]
+    assert read_verdicts(record, "plan-dies") == [("plan", Verdict.CRASH)]
     assert record.planned == len(record.results) == 3 * (len(AROUND) + 1) + 3
     assert not record.find_accounting_errors()
     assert record.exit_code == 1
@@ -78,10 +78,10 @@ def test_execute_plan_fatal_check_costs_itself_only():
 @pytest.mark.slow
 def test_execute_plan_repeated_failures_skip_rest_of_task():
     """After failures of one type, the rest of a task is not run."""
-    request = request_for("fails-always", "dies-always")
+    request = make_request("fails-always", "dies-always")
     record = execute_plan(plan_run(replace(request, profile=replace(request.profile, most_failures=2))))
     for subject, verdict in {"fails-always": Verdict.VALUE, "dies-always": Verdict.CRASH}.items():
-        assert [v for _, v in verdicts_of(record, subject)] == [verdict] * 2 + [Verdict.NOT_RUN] * 2
+        assert [v for _, v in read_verdicts(record, subject)] == [verdict] * 2 + [Verdict.NOT_RUN] * 2
         reasons = {
             r.comparison.message for r in record.results if r.task.subject == subject and not r.verdict.is_failure
         }
@@ -94,9 +94,9 @@ def test_execute_plan_hanging_check_killed_with_notices(monkeypatch):
     """A check that hangs is killed, and notices arrive meanwhile."""
     monkeypatch.setattr(run, "NOTICE_INTERVAL_S", 0.1)
     notices = []
-    record = execute_plan(plan_run(request_for("hang", case_seconds=2.0)), lambda result, _: notices.append(result))
+    record = execute_plan(plan_run(make_request("hang", case_seconds=2.0)), lambda result, _: notices.append(result))
     assert notices.count(None) > 5
-    assert verdicts_of(record, "hang") == [("first", Verdict.PASS), ("middle", Verdict.HANG), ("last", Verdict.PASS)]
+    assert read_verdicts(record, "hang") == [("first", Verdict.PASS), ("middle", Verdict.HANG), ("last", Verdict.PASS)]
     assert re.match(
         r"no result within \d+ s \(--case-seconds, .*; the worker was killed", record.failures[0].comparison.message
     )
@@ -112,7 +112,7 @@ def test_execute_plan_killed_worker_costs_nothing():
             killed.append(run.workers[0].process.pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    record = execute_plan(plan_run(request_for("fine", "print")), notice)
+    record = execute_plan(plan_run(make_request("fine", "print")), notice)
     assert killed
     assert not record.find_accounting_errors()
     assert not record.failures, "what it was running is run again"
@@ -122,8 +122,8 @@ def test_execute_plan_killed_worker_costs_nothing():
 @pytest.mark.slow
 def test_execute_plan_killed_planner_costs_nothing():
     """A worker killed while it plans costs no result."""
-    record = execute_plan(plan_run(request_for("planned-twice")))
-    assert [v for _, v in verdicts_of(record, "planned-twice")] == [Verdict.PASS] * 3
+    record = execute_plan(plan_run(make_request("planned-twice")))
+    assert [v for _, v in read_verdicts(record, "planned-twice")] == [Verdict.PASS] * 3
     assert record.exit_code == 0
 
 
@@ -134,10 +134,10 @@ def test_execute_plan_killed_planner_costs_nothing():
 )
 def test_execute_plan_child_processes_end_with_worker(subject, verdict, monkeypatch, tmp_path):
     """Processes that a target starts end with the worker and cause no delay."""
-    monkeypatch.setenv("ODD_MARKS", str(tmp_path))
-    record = execute_plan(plan_run(request_for(subject, case_seconds=3.0)))
+    monkeypatch.setenv("MARKS_FOLDER", str(tmp_path))
+    record = execute_plan(plan_run(make_request(subject, case_seconds=3.0)))
     expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
-    assert verdicts_of(record, subject) == expected
+    assert read_verdicts(record, subject) == expected
     with (tmp_path / "held").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # until all that hold it are gone
     assert not (tmp_path / "lived").exists(), "it ended by itself"
@@ -154,8 +154,8 @@ def test_seconds_to_wait_overdue_worker_uses_default():
 @pytest.mark.slow
 def test_execute_plan_returning_fork_has_no_effect():
     """A fork that returns into the worker reports nothing."""
-    record = execute_plan(plan_run(request_for("doubles", case_seconds=5.0)))
-    assert {v for _, v in verdicts_of(record, "doubles")} == {Verdict.PASS}
+    record = execute_plan(plan_run(make_request("doubles", case_seconds=5.0)))
+    assert {v for _, v in read_verdicts(record, "doubles")} == {Verdict.PASS}
     assert (record.problems, record.exit_code) == ((), 0)
 
 
@@ -163,28 +163,28 @@ def test_execute_plan_returning_fork_has_no_effect():
 @pytest.mark.parametrize(("limit", "verdict"), [(2**29, Verdict.MEMORY), (2**30, Verdict.PASS), (0, Verdict.PASS)])
 def test_execute_plan_memory_limit_set_by_user(limit, verdict):
     """A worker may use the memory that the user allows."""
-    request = request_for("roomy")  # half a gibibyte
+    request = make_request("roomy")  # half a gibibyte
     record = execute_plan(plan_run(replace(request, profile=replace(request.profile, memory_bytes=limit))))
-    assert [v for _, v in verdicts_of(record, "roomy")] == [Verdict.PASS, verdict, Verdict.PASS]
+    assert [v for _, v in read_verdicts(record, "roomy")] == [Verdict.PASS, verdict, Verdict.PASS]
     assert record.environment["limits"] == f"60 s, {limit / 2**30:g} GiB"
 
 
 @pytest.mark.slow
 def test_execute_plan_leaked_memory_costs_no_other_check():
     """Memory that is not released costs no other check and no other task."""
-    record = execute_plan(plan_run(request_for("hoards", "roomy")))
+    record = execute_plan(plan_run(make_request("hoards", "roomy")))
     expected = [("first", Verdict.MEMORY), ("middle", Verdict.PASS), ("last", Verdict.MEMORY)]
-    assert verdicts_of(record, "hoards") == expected
-    assert [v for _, v in verdicts_of(record, "roomy")] == [Verdict.PASS] * 3
+    assert read_verdicts(record, "hoards") == expected
+    assert [v for _, v in read_verdicts(record, "roomy")] == [Verdict.PASS] * 3
     assert not record.find_accounting_errors()
 
 
 @pytest.mark.slow
 def test_execute_plan_unstable_plan_reported():
     """A plan that differs between processes is reported and not run."""
-    record = execute_plan(plan_run(request_for("unsure")))
-    assert [v for _, v in verdicts_of(record, "unsure")] == [Verdict.PASS, Verdict.CRASH, Verdict.NOT_RUN]
-    assert record.problems == ("odd/unsure is planned differently in different processes",)
+    record = execute_plan(plan_run(make_request("unsure")))
+    assert [v for _, v in read_verdicts(record, "unsure")] == [Verdict.PASS, Verdict.CRASH, Verdict.NOT_RUN]
+    assert record.problems == ("faulty/unsure is planned differently in different processes",)
     assert not record.find_accounting_errors()
     assert record.exit_code == 1
 
@@ -199,11 +199,11 @@ def test_execute_plan_interrupted_rest_not_run():
             for interrupt in interrupts:
                 raise interrupt
 
-    record = execute_plan(plan_run(request_for("fine", "print")), notice)
+    record = execute_plan(plan_run(make_request("fine", "print")), notice)
     assert not record.find_accounting_errors()
-    silent = [r for r in record.results if r.verdict is Verdict.NOT_RUN]
-    assert silent
-    assert {r.comparison.message for r in silent} == {"the run was interrupted"}
+    not_run = [r for r in record.results if r.verdict is Verdict.NOT_RUN]
+    assert not_run
+    assert {r.comparison.message for r in not_run} == {"the run was interrupted"}
     assert record.counts[Verdict.PASS]
     assert record.doubts == ("2 of 2 tasks did not end: the run was interrupted",)
     assert record.exit_code == 3
@@ -212,7 +212,7 @@ def test_execute_plan_interrupted_rest_not_run():
 KNOWN = {"reason": "it does", "link": "nowhere", "expires": "2999-01-01"}
 DECLARED = Declarations(
     (Deviation("idle", ("relu",), **KNOWN), Deviation("unseen", ("relu",), **KNOWN)),
-    (ExpectedFailure("odd/fine", **KNOWN), ExpectedFailure("odd/print", check="last", **KNOWN)),
+    (ExpectedFailure("faulty/fine", **KNOWN), ExpectedFailure("faulty/print", check="last", **KNOWN)),
 )
 
 
@@ -227,9 +227,9 @@ def test_execute_plan_full_run_reports_declarations(is_interrupted):
             if is_interrupted:
                 raise KeyboardInterrupt
 
-    tasks = [Task("odd", "fine"), Task("odd", "print")]
+    tasks = [Task("faulty", "fine"), Task("faulty", "print")]
     scopes = {entry: frozenset(filter(entry.matches_task, tasks)) for entry in DECLARED.xfails}
-    request = replace(request_for(), profile=replace(request_for().profile, name="nightly"))
+    request = replace(make_request(), profile=replace(make_request().profile, name="nightly"))
     plan = replace(plan_run(request), tasks=tasks, declarations=DECLARED, scopes=scopes)
     assert plan.is_full
     record = execute_plan(plan, notice)
@@ -246,40 +246,40 @@ def test_execute_plan_full_run_reports_declarations(is_interrupted):
 @pytest.mark.slow
 def test_start_execution_results_by_task():
     """Results are available task by task."""
-    plan = plan_run(request_for("fine", "exit"))
+    plan = plan_run(make_request("fine", "exit"))
     with start_execution(plan, plan.tasks) as running:
-        assert [r.verdict for r in running.results_of(Task("odd", "exit"))] == [
+        assert [r.verdict for r in running.results_of(Task("faulty", "exit"))] == [
             Verdict.PASS,
             Verdict.CRASH,
             Verdict.PASS,
         ]
-        assert [r.verdict for r in running.results_of(Task("odd", "fine"))] == [Verdict.PASS] * 3
+        assert [r.verdict for r in running.results_of(Task("faulty", "fine"))] == [Verdict.PASS] * 3
 
 
 @pytest.mark.slow
 def test_execute_plan_worker_start_error_raises():
     """A worker that cannot start ends the run."""
     with pytest.raises(ClikaError, match=r"a worker ended before it was ready: exit status 1:\n(.|\n)*no_such_module"):
-        execute_plan(plan_run(request_for("fine", arrange="no_such_module:function")))
+        execute_plan(plan_run(make_request("fine", arrange="no_such_module:function")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 3])
 def test_execute_plan_killed_replacement_costs_no_result(monkeypatch, lost):
     """A replacement that is killed early costs no result; three end the run."""
-    hire, hired = run.Execution._start_worker, []
+    start_worker, workers = run.Execution._start_worker, []
 
-    def hire_and_kill(self):
-        hire(self)
-        hired.append(self.workers[-1])
-        if 1 < len(hired) <= 1 + lost:
-            hired[-1].kill()
+    def start_and_kill(self):
+        start_worker(self)
+        workers.append(self.workers[-1])
+        if 1 < len(workers) <= 1 + lost:
+            workers[-1].kill()
 
-    monkeypatch.setattr(run.Execution, "_start_worker", hire_and_kill)
-    record = execute_plan(plan_run(request_for("exit", "print")))
+    monkeypatch.setattr(run.Execution, "_start_worker", start_and_kill)
+    record = execute_plan(plan_run(make_request("exit", "print")))
     assert not record.find_accounting_errors()
     assert record.exit_code == (1 if lost < 3 else 3)
-    done = [v for _, v in verdicts_of(record, "exit")]
+    done = [v for _, v in read_verdicts(record, "exit")]
     assert done[:2] == [Verdict.PASS, Verdict.CRASH]
     if lost < 3:
         assert (done[2], record.doubts) == (Verdict.PASS, ())
@@ -298,16 +298,16 @@ DOUBT = (
 @pytest.mark.parametrize("lost", [1, 3])
 def test_execute_plan_killed_first_workers_replaced(monkeypatch, lost):
     """The first workers may be killed early too; three end the run."""
-    hire, hired = run.Execution._start_worker, []
+    start_worker, workers = run.Execution._start_worker, []
 
-    def hire_and_kill(self):
-        hire(self)
-        hired.append(self.workers[-1])
-        if len(hired) <= lost:
-            hired[-1].kill()
+    def start_and_kill(self):
+        start_worker(self)
+        workers.append(self.workers[-1])
+        if len(workers) <= lost:
+            workers[-1].kill()
 
-    monkeypatch.setattr(run.Execution, "_start_worker", hire_and_kill)
-    record = execute_plan(plan_run(request_for("fine", "print")))
+    monkeypatch.setattr(run.Execution, "_start_worker", start_and_kill)
+    record = execute_plan(plan_run(make_request("fine", "print")))
     assert not record.find_accounting_errors()
     assert {r.verdict for r in record.results} == {Verdict.PASS if lost < 3 else Verdict.NOT_RUN}
     assert record.exit_code == (0 if lost < 3 else 3)
@@ -318,7 +318,7 @@ def test_execute_plan_killed_first_workers_replaced(monkeypatch, lost):
 def test_execute_plan_sampler_error_in_full_once():
     """A sampler error is reported in full once, and in one line elsewhere."""
     request = RunRequest("identity", select_profile("quick"), ("celu", "artifacts/random graphs"), workers=1)
-    record = execute_plan(plan_run(replace(request, arrange="bad_samples:put", argument="celu raises")))
+    record = execute_plan(plan_run(replace(request, arrange="bad_samples:put_bad_sampler", argument="celu raises")))
     assert {r.verdict for r in record.failures} == {Verdict.SAMPLE}
     messages = {str(r.task): r.comparison.message for r in record.failures}
     assert "(in bad_samples.py, line " in messages.pop("contract/celu")
@@ -327,7 +327,7 @@ def test_execute_plan_sampler_error_in_full_once():
     assert short.endswith("raise ZeroDivisionError: integer division or modulo by zero; see contract/celu")
 
 
-def recorded(*comparisons, level="operators"):
+def make_record(*comparisons, level="operators"):
     task = Task(level, "sin", "int64")
     results = [CheckResult(task, f"{i}", comparison) for i, comparison in enumerate(comparisons)]
     return RunRecord("mine", "quick", 0, {}, {task: [r.name for r in results]}, results)
@@ -339,47 +339,49 @@ def test_find_doubts_eager_outside_bound_reported():
         Comparison(Verdict.PASS, elements=990),
         Comparison(Verdict.PASS, elements=10, unstable=10, unstable_finite=10),
     )
-    assert find_doubts(recorded(fine, off)) == []
-    (doubt,) = find_doubts(recorded(fine, off, off))
+    assert find_doubts(make_record(fine, off)) == []
+    (doubt,) = find_doubts(make_record(fine, off, off))
     assert doubt.startswith("sin in int64: eager itself exceeds the bound in 20 of 1,010 elements, more than 1%")
-    assert replace(recorded(fine), doubts=(doubt,)).exit_code == 3
+    assert replace(make_record(fine), doubts=(doubt,)).exit_code == 3
     overflows = Comparison(Verdict.PASS, elements=10, unstable=10)
-    assert find_doubts(recorded(fine, overflows, overflows)) == []
-    assert find_doubts(recorded(off)) == [], "few of few"
+    assert find_doubts(make_record(fine, overflows, overflows)) == []
+    assert find_doubts(make_record(off)) == [], "few of few"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.UNSTABLE, Verdict.XFAIL])
 def test_find_doubts_nothing_proven_reported(verdict):
     """A run that proves nothing of its target reports so."""
-    silent = recorded(*[Comparison(verdict)] * 3)
-    assert find_doubts(silent) == [f"no check proves anything about mine: 3 {verdict}"]
-    proven = [recorded(Comparison(other), Comparison(verdict)) for other in (Verdict.PASS, Verdict.DEVIATION)]
-    failed = recorded(Comparison(Verdict.VALUE), Comparison(verdict))
-    without = recorded(Comparison(verdict), level="passes")
+    not_run = make_record(*[Comparison(verdict)] * 3)
+    assert find_doubts(not_run) == [f"no check proves anything about mine: 3 {verdict}"]
+    proven = [make_record(Comparison(other), Comparison(verdict)) for other in (Verdict.PASS, Verdict.DEVIATION)]
+    failed = make_record(Comparison(Verdict.VALUE), Comparison(verdict))
+    without = make_record(Comparison(verdict), level="passes")
     assert [find_doubts(record) for record in (*proven, failed, without)] == [[], [], [], []]
 
 
 @pytest.mark.slow
 def test_execute_plan_unsupported_target_exits_3():
     """A target that supports nothing does not pass."""
-    request = RunRequest("odd_targets:REFUSING", select_profile("quick"), ("relu/float32", "contract/relu"), workers=1)
+    request = RunRequest(
+        "faulty_targets:REFUSING", select_profile("quick"), ("relu/float32", "contract/relu"), workers=1
+    )
     record = execute_plan(plan_run(request))
     ran = {r.verdict for r in record.results if r.task.level == "operators"}
     assert ran == {Verdict.UNSUPPORTED, Verdict.NOT_RUN}
     assert Verdict.PASS in record.counts
     (doubt,) = record.doubts
-    assert doubt.startswith("no check proves anything about odd_targets:REFUSING: ")
+    assert doubt.startswith("no check proves anything about faulty_targets:REFUSING: ")
     assert record.exit_code == 3
 
 
 def test_exit_code_missing_results_gives_3():
     """Results that do not match the plan give exit status 3."""
-    task = Task("odd", "fine")
+    task = Task("faulty", "fine")
     passed = CheckResult(task, "first", Comparison(Verdict.PASS))
     fine = RunRecord("identity", "quick", 0, {}, {task: ("first",)}, [passed])
     assert fine.exit_code == 0
     assert replace(fine, problems=("a deviation is gone",)).exit_code == 1
-    assert replace(fine, results=[]).find_accounting_errors() == ["odd/fine: first: planned 1 times, 0 results"]
+    assert replace(fine, results=[]).find_accounting_errors() == ["faulty/fine: first: planned 1 times, 0 results"]
     assert replace(fine, results=[passed, passed]).exit_code == 3
     assert replace(fine, plan={task: ("first", "second")}).exit_code == 3
     assert replace(fine, plan={}).exit_code == 3
@@ -388,14 +390,14 @@ def test_exit_code_missing_results_gives_3():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"levels": ("od",)}, r"there is no level 'od'; did you mean odd\?"),
+        ({"levels": ("faulti",)}, r"there is no level 'faulti'; did you mean faulty\?"),
         ({"subjects": ("fin",), "levels": ()}, None),
-        ({"subjects": ("finne",)}, r"no task of the levels odd contains finne; did you mean fine\?"),
+        ({"subjects": ("finne",)}, r"no task of the levels faulty contains finne; did you mean fine\?"),
     ],
 )
 def test_plan_run_unknown_level_or_subject_raises(changes, message):
     """A request with an unknown level or subject raises ClikaError."""
-    request = replace(request_for("fine"), **changes)
+    request = replace(make_request("fine"), **changes)
     if message is None:
         assert [t.subject for t in plan_run(request).tasks] == ["fine"]
         return

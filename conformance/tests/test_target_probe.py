@@ -1,4 +1,4 @@
-"""A target is first loaded in another process; one that ends it is rejected."""
+"""A target is first loaded in another process; one that ends this process is rejected."""
 
 import pytest
 from clika_ref_conformance.execution import target_probe

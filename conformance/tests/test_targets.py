@@ -8,7 +8,7 @@ from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.targets.loading import find_module_folder, load_target
 from clika_ref_conformance.verdicts import Verdict
-from small_cases import REGISTRY, case_of, suite_for
+from small_cases import REGISTRY, make_case, make_suite
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Target
@@ -48,7 +48,7 @@ def module(tmp_path, monkeypatch):
         "Nameless = type('Nameless', (Base,), {'scheme': property(fail), '__init__': lambda self: None})\n"
         "Undeclared = type('Undeclared', (Base,), {'deviations': property(fail)})\n"
         "Unprintable = type('Unprintable', (), {'__repr__': fail, 'compile': fail})\n"
-        "Mute = type('Mute', (Base,), {'__repr__': fail})\n"
+        "RaisingRepr = type('RaisingRepr', (Base,), {'__repr__': fail})\n"
         "class Half(Target):\n"
         "    name = 'half'\n"
         "    def compile(self): pass\n"
@@ -71,7 +71,7 @@ def module(tmp_path, monkeypatch):
         ("some_targets:TARGET", "mine"),
         ("some_targets:Made", "identity"),
         ("some_targets:make", "made"),
-        ("some_targets:Mute", "identity"),
+        ("some_targets:RaisingRepr", "identity"),
         ("clika_ref_onnxruntime.target:UNOPTIMIZED", "onnxruntime-unoptimized"),
     ],
 )
@@ -129,8 +129,8 @@ def test_load_target_other_object_raises(module, text, message):
 def test_identity_round_trip_equals_eager(tmp_path, dtype):
     """The identity target equals eager through a file."""
     x = torch.tensor([[1, 0, 3], [0, 2, 0]]).to(dtype)
-    case = case_of(("detach", {}), ("unsqueeze", {"dim": 0}), x=x)
-    suite = suite_for(tmp_path)
+    case = make_case(("detach", {}), ("unsqueeze", {"dim": 0}), x=x)
+    suite = make_suite(tmp_path)
     assert isinstance(suite.target, Identity)
     assert run_case(case, suite).verdict is Verdict.PASS
     artifact = Identity().compile(case.graph, tmp_path / "artifact")
@@ -144,7 +144,7 @@ def test_identity_round_trip_equals_eager(tmp_path, dtype):
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
 def test_identity_damaged_file_raises_target_error(tmp_path, kept):
     """A damaged file raises a TargetError."""
-    artifact = Identity().compile(case_of(("relu", {})).graph, tmp_path / "model")
+    artifact = Identity().compile(make_case(("relu", {})).graph, tmp_path / "model")
     content = artifact.path.read_bytes()
     artifact.path.write_bytes(content[: int(len(content) * kept)])
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_identity_damaged_file_raises_target_error(tmp_path, kept):
 
 def test_identity_header_without_graph_raises(tmp_path):
     """A header that contains no graph raises a TargetError."""
-    artifact = Identity().compile(case_of(("relu", {})).graph, tmp_path / "model")
+    artifact = Identity().compile(make_case(("relu", {})).graph, tmp_path / "model")
     artifact.path.write_bytes(artifact.path.read_bytes().replace(b"nodes", b"modes"))
     with pytest.raises(TargetError, match=r"cannot load .*model: it is damaged"):
         Identity().load(artifact)

@@ -21,54 +21,54 @@ from clika_ref.core.traits import (
 OPERATORS = load_registry().operators
 
 
-def declared(reference, trait):
+def declare_operator(reference, trait):
     return operator(quant=trait)(reference)
 
 
-def halved(x: Tensor) -> Tensor:
+def halve(x: Tensor) -> Tensor:
     """``x / 2``."""
     return x / 2
 
 
-def padded(x: Tensor) -> Tensor:
+def pad(x: Tensor) -> Tensor:
     """``x`` between zeros."""
     return F.pad(x, (1, 1))
 
 
-def rectified(x: Tensor) -> Tensor:
+def rectify(x: Tensor) -> Tensor:
     """``max(x, 0)``."""
     return F.relu(x)
 
 
-def summed(x: Tensor) -> Tensor:
-    """Of all elements."""
+def sum_elements(x: Tensor) -> Tensor:
+    """The sum of all elements."""
     return x.sum()
 
 
-def clipped(x: Tensor) -> Tensor:
+def clip(x: Tensor) -> Tensor:
     """``x`` up to 1."""
     return x.clamp(max=1.0)
 
 
-def normalized(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def normalize(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """``x`` by its largest element, scaled and shifted."""
     x = x / x.abs().amax()
     x = x if weight is None else x * weight
     return x if bias is None else x + bias
 
 
-def joined(x: Tensor, y: Tensor) -> Tensor:
-    """Both."""
+def concatenate(x: Tensor, y: Tensor) -> Tensor:
+    """``x`` and ``y``, concatenated."""
     return torch.cat([x, y])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As PyTorch's."""
+    """The linear layer of PyTorch."""
     return F.linear(x, weight, bias)
 
 
-def scaled_bias(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """With twice the bias."""
+def linear_with_doubled_bias(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer with twice the bias."""
     return F.linear(x, weight, None if bias is None else 2 * bias)
 
 
@@ -78,37 +78,37 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
 @pytest.mark.parametrize(
     ("reference", "trait", "operands", "broken"),
     [
-        (halved, SHARED_QPARAMS, [X], "it returns 0.5, which is not an element of its first operand"),
-        (halved, OWN_QPARAMS, [X], None),
-        (halved, KEEP_FLOAT, [X], None),
-        (padded, SHARED_QPARAMS, [X], None),
-        (rectified, HOMOGENEOUS_OWN_QPARAMS, [X], None),
+        (halve, SHARED_QPARAMS, [X], "it returns 0.5, which is not an element of its first operand"),
+        (halve, OWN_QPARAMS, [X], None),
+        (halve, KEEP_FLOAT, [X], None),
+        (pad, SHARED_QPARAMS, [X], None),
+        (rectify, HOMOGENEOUS_OWN_QPARAMS, [X], None),
         (
-            clipped,
+            clip,
             HOMOGENEOUS_OWN_QPARAMS,
             [X],
             "doubling the first elements of the last dim does not double those of the result",
         ),
-        (normalized, own_qparams_scaled_by(1, 2), [X, Y[0], Y[0]], None),
-        (normalized, own_qparams_scaled_by(1, 2), [X, None, Y[0]], None),
+        (normalize, own_qparams_scaled_by(1, 2), [X, Y[0], Y[0]], None),
+        (normalize, own_qparams_scaled_by(1, 2), [X, None, Y[0]], None),
         (
-            normalized,
+            normalize,
             own_qparams_scaled_by(1),
             [X, Y[0], Y[0]],
             "doubling the first elements of the last dim does not double",
         ),
-        (normalized, own_qparams_scaled_by(1), [X.half() / 3, torch.full((2,), 5e-7).half()], None),
-        (rectified, own_qparams_scaled_by(5), [X], "it has no operand 5: it has 1, counted from 0"),
+        (normalize, own_qparams_scaled_by(1), [X.half() / 3, torch.full((2,), 5e-7).half()], None),
+        (rectify, own_qparams_scaled_by(5), [X], "it has no operand 5: it has 1, counted from 0"),
         (
-            summed,
+            sum_elements,
             HOMOGENEOUS_OWN_QPARAMS,
             [X],
             "the last dim of the first operand, [1, 2], is not that of its result, []",
         ),
         (linear, compute_trait(weight=1, bias=7), [X, WEIGHT, BIAS], "it has no operand 7: it has 3"),
-        (joined, SHARED_QPARAMS, [X, Y], "it returns 7, which is not an element of its first operand"),
-        (joined, UNIFIED_QPARAMS, [X, Y], None),
-        (joined, UNIFIED_QPARAMS, [X, Y.int()], None),
+        (concatenate, SHARED_QPARAMS, [X, Y], "it returns 7, which is not an element of its first operand"),
+        (concatenate, UNIFIED_QPARAMS, [X, Y], None),
+        (concatenate, UNIFIED_QPARAMS, [X, Y.int()], None),
         (linear, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], None),
         (linear, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT, None], None),
         (linear, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT[0], None], None),
@@ -126,7 +126,7 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
             "dim 0 of its result is not that of",
         ),
         (
-            scaled_bias,
+            linear_with_doubled_bias,
             compute_trait(weight=1, axis=0, bias=2),
             [X, WEIGHT, BIAS],
             "not an element of the bias, although",
@@ -135,7 +135,7 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
 )
 def test_find_broken_claim_compares_with_eager(reference, trait, operands, broken):
     """The claim of a trait is compared with eager."""
-    found = find_broken_claim(declared(reference, trait), operands, {})
+    found = find_broken_claim(declare_operator(reference, trait), operands, {})
     assert (found is None) if broken is None else broken in found
 
 

@@ -13,7 +13,7 @@ from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
-from odd_targets import Beginner, Negating
+from faulty_targets import Negating, PartialTarget
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify
@@ -24,7 +24,7 @@ from clika_ref.core.types import TensorType
 REGISTRY = load_registry()
 
 
-def two_layers():
+def make_two_layer_graph():
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
     x = graph.add_input(TensorType(torch.float32, (4, 3)), "x")
@@ -38,7 +38,7 @@ def two_layers():
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_make_variant_changes_graph_not_results(kind):
     """A variant is another graph with the same results."""
-    case = two_layers()
+    case = make_two_layer_graph()
     before = str(case.graph)
     changed = make_variant(case, kind, REGISTRY.operators, Random(0))
     assert changed.name == f"layers, {kind}"
@@ -76,25 +76,25 @@ def test_make_variant_impossible_returns_none():
     assert make_variant(case, "constant as input", REGISTRY.operators, Random(0)) is None
 
 
-def suite(tmp_path, target, count=8):
+def make_suite(tmp_path, target, count=8):
     return Suite(REGISTRY, target, replace(PROFILES["quick"], graphs=count), tmp_path)
 
 
 def test_graphs_plan_repeats_and_limits_task_size(tmp_path):
     """The plan is the same each time, and tasks have a limited size."""
-    one = suite(tmp_path, Identity())
+    one = make_suite(tmp_path, Identity())
     (task,) = graphs.tasks(one)
     names = [c.name for c in graphs.checks(task, one)]
     assert names == [c.name for c in graphs.checks(task, one)]
     assert len(set(names)) == len(names)
     assert len([n for n in names if n.endswith("passes")]) == 8
     assert any(n.partition(", ")[2] in VARIANTS for n in names)
-    assert len(graphs.tasks(suite(tmp_path, Identity(), 51))) == 3
+    assert len(graphs.tasks(make_suite(tmp_path, Identity(), 51))) == 3
 
 
 def test_graphs_identity_passes_each_graph(tmp_path):
     """Eager itself passes every graph."""
-    one = suite(tmp_path, Identity())
+    one = make_suite(tmp_path, Identity())
     for task in graphs.tasks(one):
         for check in graphs.checks(task, one):
             found = check.run()
@@ -103,11 +103,11 @@ def test_graphs_identity_passes_each_graph(tmp_path):
 
 def test_graphs_failure_reduced_to_failing_node(tmp_path):
     """A failing graph is reduced to the node that fails."""
-    honest = suite(tmp_path, Identity())
+    honest = make_suite(tmp_path, Identity())
     (task,) = graphs.tasks(honest)
     first = graphs.checks(task, honest)[0].run().case
     kind = max((n.op_type for n in first.graph.nodes), key=len)
-    found = graphs.checks(task, suite(tmp_path, Negating(kind)))[0].run()
+    found = graphs.checks(task, make_suite(tmp_path, Negating(kind)))[0].run()
     assert found.verdict in (Verdict.VALUE, Verdict.SPECIAL)
     assert found.name == "graph-00, passes"
     assert [n.op_type for n in found.case.graph.nodes] == [kind]
@@ -115,7 +115,7 @@ def test_graphs_failure_reduced_to_failing_node(tmp_path):
 
 def test_graphs_unsupported_operators_not_run(tmp_path):
     """A target that supports no operator passes and fails no graph."""
-    one = suite(tmp_path, Beginner(known=()))
+    one = make_suite(tmp_path, PartialTarget(known=()))
     (task,) = graphs.tasks(one)
     found = [check.run() for check in graphs.checks(task, one)]
     assert {o.verdict for o in found} == {Verdict.NOT_RUN}

@@ -68,7 +68,7 @@ def compare_baseline(
 
 
 def _parts(only: str, *, is_quick: bool) -> list[str]:
-    """Return the parts that were asked for.
+    """Return the requested parts.
 
     Raises:
         BadParameter: there are none.
@@ -81,5 +81,5 @@ def _parts(only: str, *, is_quick: bool) -> list[str]:
 
 
 def _select(found: Record, parts: list[str]) -> Record:
-    """Return a record with only the parts asked for."""
+    """Return a record with only the requested parts."""
     return {**found, "parts": {name: found["parts"][name] for name in parts if name in found["parts"]}}

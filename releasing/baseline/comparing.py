@@ -105,7 +105,7 @@ def _arrow(old: str, new: str) -> str:
 
 
 def _compare_digests(old: str, new: str) -> str:
-    """Say how two files differ; each text has one digest, or that of the bytes and that of the ONNX graph."""
+    """Describe the difference of two files; each text has one digest, or those of its bytes and its ONNX graph."""
     if " " not in old or " " not in new:
         return "bytes differ"
     return "bytes differ, graph is equal" if old.split()[1] == new.split()[1] else "graph differs"
@@ -116,7 +116,7 @@ def _cut(text: str) -> str:
 
 
 def show_differences(found: list[Difference], *, shows_all: bool = False) -> Iterator[str]:
-    """Yield the lines of a report: by section and kind, equal differences once with the places that have them."""
+    """Yield the lines of a report by section and type; equal differences are one line with their places."""
     groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for one in found:
         groups.setdefault((one.section, one.kind), {}).setdefault(one.text, []).append(one.place)

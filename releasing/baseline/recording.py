@@ -56,9 +56,9 @@ Record = dict[str, Any]
 
 
 def part_names(pattern: str = "*", *, is_quick: bool = False) -> list[str]:
-    """Return the parts to record: all, those of a quick run, of these the ones that a wildcard matches.
+    """Return the parts to record: all parts, or those of a quick run, filtered by wildcards.
 
-    A wildcard without a slash is matched with the last word: ``lstm`` stands for ``networks/lstm``.
+    A wildcard without a slash is matched with the last word: ``lstm`` matches ``networks/lstm``.
     """
     names = ["signatures", *(f"commands/{group}" for group in GROUPS), *(f"networks/{name}" for name in NETWORKS)]
     if is_quick:

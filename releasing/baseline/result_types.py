@@ -29,21 +29,21 @@ def _results(folder: Path) -> Mapping[str, Callable[[], Any]]:
     """Return a function for each method that calls it."""
     calls = [torch.rand(4, 16, generator=torch.Generator().manual_seed(i)) for i in range(4)]
 
-    def compiled(**arguments: Any) -> Any:
+    def compile_float(**arguments: Any) -> Any:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
         return clika_ref.clika_compile(model, calibration_inputs=calls, deployment_settings=ORT, **arguments)
 
-    module = compiled(quantization_settings=clika_ref.QuantizationSettings())
+    module = compile_float(quantization_settings=clika_ref.QuantizationSettings())
     pruning = clika_ref.PruningSettings("structured", None, 0.5)
     return {
         "clika_export": lambda: module.clika_export(folder / "model.onnx"),
         "clika_summary": module.clika_summary,
         "clika_explain": module.clika_explain,
         "clika_compare_targets": lambda: module.clika_compare_targets(ORT, TENSORRT),
-        "clika_prune": lambda: compiled().clika_prune(pruning, calibration_inputs=calls),
-        "clika_attach_lora": lambda: compiled().clika_attach_lora(clika_ref.LoraSettings()),
-        "clika_lora_config": lambda: compiled(global_lora_settings=clika_ref.LoraSettings()).clika_lora_config(),
+        "clika_prune": lambda: compile_float().clika_prune(pruning, calibration_inputs=calls),
+        "clika_attach_lora": lambda: compile_float().clika_attach_lora(clika_ref.LoraSettings()),
+        "clika_lora_config": lambda: compile_float(global_lora_settings=clika_ref.LoraSettings()).clika_lora_config(),
         "clika_initialize_algorithms": lambda: module.clika_initialize_algorithms(
             clika_ref.QuantizationSettings(), calibration_inputs=calls
         ),

@@ -57,7 +57,7 @@ def compile_int8(network: Network, deployment: Deployment, **arguments: Any) -> 
 
 
 def compile_int4(network: Network, deployment: Deployment) -> Any:
-    """Quantize weights alone, to 4 bits."""
+    """Quantize to weight-only INT4."""
     inputs = network.calibration_inputs()
     return compile_float(network, deployment, calibration_inputs=inputs, quantization_settings=INT4_SETTINGS)
 

@@ -26,7 +26,7 @@ def coverage(*, again: bool = True) -> None:
 
 @app.command("faults")
 def seed_faults(seed: int = 0, count: int = 40) -> None:
-    """Seed faults in the lines that were measured, and print who finds each."""
+    """Seed faults in the measured lines, and print the tests that find each."""
     by_default = by_slow = 0
     for fault in faults.choose(seed, count):
         found = "default" if faults.is_found(fault, "default") else "slow" if faults.is_found(fault, "slow") else "-"

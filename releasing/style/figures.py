@@ -142,6 +142,6 @@ def measure_participles(trees: Mapping[str, ast.Module]) -> Figure:
 
 
 def is_participle(name: str) -> bool:
-    """Tell whether the first word of a name is a past participle."""
+    """Return whether the first word of a name is a past participle."""
     word = name.strip("_").split("_")[0]
     return word in IRREGULAR_PARTICIPLES or (word.endswith("ed") and word not in VERBS_IN_ED)

@@ -40,7 +40,7 @@ class Exempt:
     reason: str
 
     def covers(self, path: str, text: str, start: int, end: int) -> bool:
-        """Tell whether a match in a text is this use."""
+        """Return whether a match in a text is this use."""
         return fnmatchcase(path, self.files) and any(
             match.start() <= start and end <= match.end() for match in self.pattern.finditer(text)
         )

@@ -39,7 +39,7 @@ def images():
     return [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8)]
 
 
-def snapshot(model):
+def take_snapshot(model):
     return {
         "state": {k: v.clone() for k, v in model.state_dict().items()},
         "training": [m.training for m in model.modules()],
@@ -95,16 +95,16 @@ def test_clika_compile_kept_model_finetuned_stays_identical(mode):
     original.norm.eval()
     original.conv.bias.requires_grad_(False)
     inputs = images()
-    before = snapshot(original)
+    before = take_snapshot(original)
     module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
-    assert_same(before, snapshot(original))
+    assert_same(before, take_snapshot(original))
     assert not module.conv.bias.requires_grad
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], 0.5)
     module.train()
     module(images()[0]).square().sum().backward()
     optimizer.step()
     module.norm.running_mean.add_(1)
-    assert_same(before, {**snapshot(original), "random": before["random"]})
+    assert_same(before, {**take_snapshot(original), "random": before["random"]})
     assert not torch.equal(module.head.weight, original.head.weight)
 
 
@@ -112,9 +112,9 @@ def test_clika_compile_kept_train_mode_keeps_running_stats():
     """Compiling in train mode leaves the running statistics of a kept model unchanged."""
     original = Net().train()
     inputs = images()
-    before = snapshot(original)
+    before = take_snapshot(original)
     clika_compile(original, tracing_inputs=inputs, discard_input_model=False, skip_eval_set_mode=True)
-    assert_same(before, snapshot(original))
+    assert_same(before, take_snapshot(original))
 
 
 class Decaying(nn.Module):
@@ -197,10 +197,10 @@ def test_clika_compile_dry_run_returns_original(capsys, tmp_path):
     """A dry run prints its report, writes its log only and returns the unchanged model."""
     original = Net().train()
     inputs = images()
-    before = snapshot(original)
+    before = take_snapshot(original)
     result = clika_compile(original, tracing_inputs=inputs, is_dry_run=True, logs_dir=tmp_path)
     assert result is original
-    assert_same(before, snapshot(original))
+    assert_same(before, take_snapshot(original))
     text = capsys.readouterr()
     shown = text.out + text.err
     for fact in ("Dry run of Net", "conv2d", "runs in onnxruntime", "Dynamic: batch", "560 bytes of weights"):
@@ -211,10 +211,10 @@ def test_clika_compile_dry_run_returns_original(capsys, tmp_path):
 def test_clika_compile_disable_returns_model_unchanged():
     """`disable=True` returns the model unchanged, without inputs and for any callable."""
     original = Net().train()
-    before = snapshot(original)
+    before = take_snapshot(original)
     assert clika_compile(original, disable=True) is original
     assert clika_compile(len, disable=True) is len
-    assert_same(before, snapshot(original))
+    assert_same(before, take_snapshot(original))
 
 
 def test_clika_compile_graph_name_names_graph():
@@ -479,23 +479,18 @@ def test_clika_compile_function_error_names_element(name):
             raise KeyError("image")
         return images()[0]
 
-    def feed(model, args, kwargs):
+    def fail_before_call(model, args, kwargs):
         fail()
         model(*args)
 
     with pytest.raises(KeyError, match="image") as caught:
-        clika_compile(Net(), tracing_inputs=images(), **{name: feed if name == "forward_fn" else fail})
+        clika_compile(Net(), tracing_inputs=images(), **{name: fail_before_call if name == "forward_fn" else fail})
     assert caught.value.__notes__ == [f"in {name}, called for element 2 of the inputs"]
 
 
-def test_clika_compile_unread_calibration_inputs_logged(tmp_path):
+def test_clika_compile_unread_calibration_inputs_logged(tmp_path, unread_inputs):
     """Unused `calibration_inputs` stay unread, with a line in the log."""
-
-    def never():
-        pytest.fail("the calibration inputs were read")
-        yield
-
-    clika_compile(Net(), tracing_inputs=images(), calibration_inputs=never(), logs_dir=tmp_path)
+    clika_compile(Net(), tracing_inputs=images(), calibration_inputs=unread_inputs, logs_dir=tmp_path)
     (log,) = tmp_path.iterdir()
     assert (
         "calibration_inputs are not read: tracing_inputs are given without quantization_settings. clika_init"

@@ -37,7 +37,7 @@ def test_getattr_unknown_name_lists_public_names():
         _ = clika_ref.compile
 
 
-def fresh(code: str) -> list[str]:
+def run_in_new_interpreter(code: str) -> list[str]:
     """Run code in a new interpreter; return the words that it prints."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
@@ -45,7 +45,7 @@ def fresh(code: str) -> list[str]:
 def test_import_package_loads_no_heavy_library():
     """`import clika_ref` loads no heavy library, torch included."""
     heavy = ("torch", "sympy", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "hypothesis", "rich", "typer")
-    loaded = fresh(f"import sys, clika_ref; print(*[m for m in {heavy!r} if m in sys.modules])")
+    loaded = run_in_new_interpreter(f"import sys, clika_ref; print(*[m for m in {heavy!r} if m in sys.modules])")
     assert loaded == []
 
 
@@ -54,7 +54,7 @@ def test_import_clika_compile_loads_no_lazy_library():
     """Importing `clika_compile` loads no library that only its call needs."""
     heavy = ("sympy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "hypothesis", "rich", "typer")
     code = f"import sys; from clika_ref import clika_compile; print(*[m for m in {heavy!r} if m in sys.modules])"
-    assert fresh(code) == []
+    assert run_in_new_interpreter(code) == []
 
 
 def test_type_checking_block_imports_every_public_name():

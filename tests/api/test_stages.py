@@ -91,7 +91,7 @@ REQUESTS = {
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment.target)
 @pytest.mark.parametrize("request_name", REQUESTS)
 def test_stages_by_hand_write_the_bytes_of_clika_export(request_name, deployment, tmp_path):
-    """As on docs/stages.md, which does it for all steps together."""
+    """The steps called one by one write the same bytes as `clika_export`, as on docs/stages.md."""
     torch.manual_seed(0)
     model = Separable().eval()
     tracing, batches = [torch.rand(2, 8, 6, 6), torch.rand(3, 8, 6, 6)], [torch.rand(8, 8, 6, 6) for _ in range(3)]

@@ -28,12 +28,12 @@ from clika_ref.quantization.decision import LayerReport, Quantization, Threshold
 from clika_ref.reporting.tables import Table
 
 
-def network() -> nn.Module:
+def make_network() -> nn.Module:
     """Return a model of two layers."""
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
 
 
-def data() -> list[Tensor]:
+def make_data() -> list[Tensor]:
     """Return some batches."""
     return [torch.randn(8, 4) for _ in range(4)]
 
@@ -41,8 +41,8 @@ def data() -> list[Tensor]:
 def test_clika_module_methods_have_known_types(tmp_path: Path) -> None:
     """A type checker knows the type of a module and of the results of its methods."""
     module = clika_compile(
-        network(),
-        calibration_inputs=data(),
+        make_network(),
+        calibration_inputs=make_data(),
         quantization_settings=QuantizationSettings(weights_num_bits=[8, 4]),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
@@ -62,26 +62,26 @@ def test_clika_module_methods_have_known_types(tmp_path: Path) -> None:
 
 def test_clika_compile_type_includes_original_if_disabled() -> None:
     """Only a call with `disable=True` has the type of the original model."""
-    model = network()
-    assert_type(clika_compile(model, tracing_inputs=data(), discard_input_model=False), ClikaModule)
+    model = make_network()
+    assert_type(clika_compile(model, tracing_inputs=make_data(), discard_input_model=False), ClikaModule)
     assert clika_compile(model, disable=True) is assert_type(model, nn.Module)
 
 
 def test_settings_compile_arguments_keep_module_type() -> None:
     """A call with arguments of `Settings` has the type `ClikaModule`."""
     settings = Settings(global_quantization_settings=None)
-    module = clika_compile(network(), tracing_inputs=data(), **settings.compile_arguments())
+    module = clika_compile(make_network(), tracing_inputs=make_data(), **settings.compile_arguments())
     assert_type(module, ClikaModule)
 
 
 def test_public_functions_keep_argument_types() -> None:
     """Functions that pass a value through keep its type."""
-    assert_type(clika_move_to_device(data(), "cpu"), list[Tensor])
+    assert_type(clika_move_to_device(make_data(), "cpu"), list[Tensor])
     assert_type(clika_move_to_device({"x": torch.zeros(1)}, "cpu"), dict[str, Tensor])
-    for batch in SimpleProgressBar(data()):
+    for batch in SimpleProgressBar(make_data()):
         assert_type(batch, Tensor)
     assert_type(distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3)), Tensor)
-    model = network()
+    model = make_network()
     catcher = clika_install_inputs_catcher(model)
-    model(data()[0])
+    model(make_data()[0])
     assert_type(catcher(), list[Any])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SWEPT = ("clika_ref", "plugins", "conformance")
 
 
-def warnings_without_category(source: str) -> list[int]:
+def find_warnings_without_category(source: str) -> list[int]:
     """Return the lines that raise a warning of another category than ClikaWarning."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     found = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in ("warn", "warn_explicit")]
@@ -25,7 +25,7 @@ def test_warnings_in_packages_have_clika_category():
     """Each warning in our packages has the category `ClikaWarning`."""
     files = [p for folder in SWEPT for p in (ROOT / folder).rglob("*.py") if "tests" not in p.parts]
     assert len(files) > 100
-    found = {str(p.relative_to(ROOT)): warnings_without_category(p.read_text(encoding="utf-8")) for p in files}
+    found = {str(p.relative_to(ROOT)): find_warnings_without_category(p.read_text(encoding="utf-8")) for p in files}
     assert not {path: lines for path, lines in found.items() if lines}
 
 
@@ -41,7 +41,7 @@ def test_warnings_in_packages_have_clika_category():
 )
 def test_warnings_without_category_finds_other_category(source, lines):
     """The check finds warnings without the category `ClikaWarning`."""
-    assert warnings_without_category(source) == lines
+    assert find_warnings_without_category(source) == lines
 
 
 def test_clika_warning_public_subclass_of_user_warning():

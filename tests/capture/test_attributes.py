@@ -36,7 +36,7 @@ class Caching(nn.Module):
         return x * (self.cache["nested"][0] + self.lazy + self.buffer)
 
 
-class Within(nn.Module):
+class Nested(nn.Module):
     def __init__(self, inner):
         super().__init__()
         self.inner = inner
@@ -45,7 +45,7 @@ class Within(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("within", [lambda model: model, Within], ids=["root", "part"])
+@pytest.mark.parametrize("within", [lambda model: model, Nested], ids=["root", "part"])
 def test_capture_cache_of_weight_computed_original_empty(within):
     """A cached function of a weight is computed by the graph, and the original's cache stays empty."""
     caching = Caching()
@@ -132,7 +132,7 @@ class Lengthening(Counting):
         return self.count.sum()
 
 
-AGAIN = r"Within returns a different result when it is called again .* forward changes self\.inner\."
+AGAIN = r"Nested returns a different result when it is called again .* forward changes self\.inner\."
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ AGAIN = r"Within returns a different result when it is called again .* forward c
 )
 def test_capture_result_depends_on_previous_call_rejected(kind, name, message):
     """Results that depend on an attribute of the previous call raise an error."""
-    model = Within(kind())
+    model = Nested(kind())
     before = getattr(model.inner, name)
     with pytest.raises(ModelError, match=message):
         clika_compile(model, tracing_inputs=[torch.ones(2)])
@@ -170,7 +170,7 @@ class Swapping(nn.Module):
         return x + self.first
 
 
-@pytest.mark.parametrize("within", [lambda model: model, Within], ids=["root", "part"])
+@pytest.mark.parametrize("within", [lambda model: model, Nested], ids=["root", "part"])
 def test_capture_rebound_buffers_follow_eager(within):
     """Rebound buffers follow eager, in the root module and in parts."""
     x = torch.zeros(2)
@@ -183,7 +183,7 @@ def test_capture_rebound_buffer_missed_by_trace_rejected(monkeypatch):
     """A rebound buffer that the trace does not see raises an error that names it."""
     monkeypatch.setattr(capture, "select_tracers", lambda dynamic: TRACERS[-1:])
     with pytest.raises(ModelError, match=r"forward writes to inner.count in a way that this trace does not record"):
-        clika_compile(Within(Counting()), tracing_inputs=[torch.zeros(2)])
+        clika_compile(Nested(Counting()), tracing_inputs=[torch.zeros(2)])
 
 
 class Kept(dict):
@@ -330,12 +330,12 @@ NOTES = {
 def test_capture_writes_to_objects_and_containers_undone(held, note, refused):
     """Fake tensors and proxies that forward stores in objects are removed."""
 
-    def noting(model, x):
+    def note_and_write(model, x):
         note(model, x)
         if refused and x.sum() > 0:
             x.add_(1)
 
-    model = Noting(copy.deepcopy(held), noting)
+    model = Noting(copy.deepcopy(held), note_and_write)
     if refused:
         with pytest.raises(ModelError, match="cannot be captured as one graph"):
             clika_compile(model, tracing_inputs=[torch.ones(2, 3)])
@@ -355,16 +355,16 @@ def test_capture_self_referencing_object_opened_once():
 def test_capture_class_attributes_set_by_forward_restored():
     """Attributes that forward sets on its class are restored."""
 
-    def note(model, x):
+    def set_class_attributes(model, x):
         type(model).classwide, type(model).added = x, x
 
-    clika_compile(Noting(None, note), tracing_inputs=[torch.ones(2, 3)])
+    clika_compile(Noting(None, set_class_attributes), tracing_inputs=[torch.ones(2, 3)])
     assert Noting.classwide is None
     assert not hasattr(Noting, "added")
 
 
 class Accumulating(nn.Module):
-    """Adds up what it sees in an object, and returns it."""
+    """Adds its inputs up in an object, and returns the sum."""
 
     def __init__(self):
         super().__init__()
@@ -378,7 +378,7 @@ class Accumulating(nn.Module):
 
 def test_capture_result_depends_on_object_state_rejected():
     """Results that depend on the state of an object raise an error that names it."""
-    model = Within(Accumulating())
+    model = Nested(Accumulating())
     with pytest.raises(
         ModelError, match=r"forward changes self\.inner\.held\.calls, self.inner.held.total, and a graph does not keep"
     ):
@@ -387,7 +387,7 @@ def test_capture_result_depends_on_object_state_rejected():
 
 
 class Viewing(nn.Module):
-    """Writes to a buffer of which an attribute is a view."""
+    """Writes to a buffer that has a view as an attribute."""
 
     def __init__(self):
         super().__init__()
@@ -411,7 +411,7 @@ SEEN: list = []
 LAST = None
 
 
-def seen_by_all(x):
+def record_in_global(x):
     SEEN.append(x)
 
 
@@ -420,21 +420,21 @@ def test_capture_trace_leaves_no_proxies_in_globals():
     mine: list = []
     SEEN.clear()
 
-    def noting(x):
+    def record_in_globals(x):
         global LAST  # noqa: PLW0603 - as models do
         LAST = x * 3
         mine.append(x * 2)
-        seen_by_all(x * 1)
+        record_in_global(x * 1)
         return x * 2
 
-    clika_compile(noting, tracing_inputs=[torch.ones(2, 3)])
+    clika_compile(record_in_globals, tracing_inputs=[torch.ones(2, 3)])
     assert {type(x) for x in (LAST, *mine, *SEEN)} == {torch.Tensor}
 
 
 class Calling(nn.Module):
     @staticmethod
     def seen(x):
-        seen_by_all(x)
+        record_in_global(x)
 
     @torch.no_grad()
     def forward(self, x):
@@ -442,7 +442,9 @@ class Calling(nn.Module):
         return x * 2
 
 
-@pytest.mark.parametrize("model", [Calling(), Noting(None, lambda _model, x: seen_by_all(x))], ids=["method", "held"])
+@pytest.mark.parametrize(
+    "model", [Calling(), Noting(None, lambda _model, x: record_in_global(x))], ids=["method", "held"]
+)
 def test_capture_module_functions_leave_no_proxies_in_globals(model):
     """Functions of a module leave no traced tensors in globals."""
     SEEN.clear()

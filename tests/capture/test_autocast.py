@@ -10,41 +10,42 @@ from itertools import product
 import pytest
 import torch
 from clika_ref_aten.linear import linear
+from loaded_copies import load_copy
 from torch import nn
 
-from clika_ref import ClikaModule, clika_compile
+from clika_ref import clika_compile
 from clika_ref.capture.callables import make_callable
 from clika_ref.capture.eager import run_eager
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 
 
-def without_onednn():
-    """Let LSTM compute in bfloat16 without oneDNN, which cannot on processors without vectors of 512 bits."""
+def disable_onednn():
+    """Run LSTM in bfloat16 without oneDNN, which does not support it on processors without AVX-512."""
     return torch.backends.mkldnn.flags(enabled=False)
 
 
-def viewed(net, x):
+def view_by_size(net, x):
     return net.layer(x).view(x.shape[0], -1)
 
 
-def attended(net, x):
+def attend(net, x):
     q = net.layer(x).reshape(x.shape[0], x.shape[1], 2, 2).transpose(1, 2)
     ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
     return nn.functional.scaled_dot_product_attention(q, q, q, ahead).transpose(1, 2).flatten(2)
 
 
-def sized(net, x):
+def use_sizes(net, x):
     y = net.layer(x) * x.shape[1] + torch.arange(x.shape[1])[:, None]
     return y[:, : x.shape[1] // 2 + 1], y[:1, :1].expand(x.shape) @ net.layer.weight
 
 
-def padded(net, x):
+def pad_and_interpolate(net, x):
     y = torch.cat([net.layer(x), torch.zeros(x.shape[0], 1, 4)], 1)
     return nn.functional.interpolate(y.transpose(1, 2), size=x.shape[1] * 2)
 
 
-def chosen(net, x):
+def select_rows(net, x):
     return net.layer(x[x[..., 0] > 0]).sum(0), net.layer(x) * x.sum().item()
 
 
@@ -60,10 +61,12 @@ class Region(nn.Module):
             return self.compute(self, x)
 
 
-@pytest.mark.parametrize("compute", [viewed, attended, sized, padded, chosen])
-def test_autocast_region_serves_every_size(agree, compute):
+@pytest.mark.parametrize("compute", [view_by_size, attend, use_sizes, pad_and_interpolate, select_rows])
+def test_autocast_region_serves_every_size(compile_and_compare, compute):
     """Sizes in an autocast region do not become guards."""
-    agree(Region(compute), [torch.randn(2, 3, 4), torch.randn(3, 5, 4)], [torch.randn(4, 7, 4), torch.randn(1, 1, 4)])
+    compile_and_compare(
+        Region(compute), [torch.randn(2, 3, 4), torch.randn(3, 5, 4)], [torch.randn(4, 7, 4), torch.randn(1, 1, 4)]
+    )
 
 
 def test_autocast_transformer_layer_serves_every_size():
@@ -82,87 +85,89 @@ def test_autocast_recurrent_network_rejected_with_remedy(kind, shapes):
     """A recurrent network in an autocast region raises an error with the remedy."""
     net = Region(lambda net, x: net.layer(x)[0], kind(4, 4))
     said = r"aten\.\w+\.input in .*test_autocast.py:\d+: .*'cpu', enabled=False"
-    with without_onednn(), pytest.raises(ModelError, match=said):
+    with disable_onednn(), pytest.raises(ModelError, match=said):
         clika_compile(net, tracing_inputs=[torch.randn(s) for s in shapes])
 
 
-def test_autocast_disabled_recurrent_network_serves_sizes(agree):
+def test_autocast_disabled_recurrent_network_serves_sizes(compile_and_compare):
     """A recurrent network outside of autocast serves every size."""
 
-    def left_out(net, x):
+    def leave_region(net, x):
         with torch.autocast("cpu", enabled=False):
             y = net.layer(x.float())[0]
         return y @ y.transpose(1, 2)
 
-    agree(Region(left_out, nn.LSTM(4, 4)), [torch.randn(2, 3, 4), torch.randn(3, 5, 4)], [torch.randn(4, 7, 4)])
+    compile_and_compare(
+        Region(leave_region, nn.LSTM(4, 4)), [torch.randn(2, 3, 4), torch.randn(3, 5, 4)], [torch.randn(4, 7, 4)]
+    )
 
 
-def contracted(net, x):
+def contract(net, x):
     y, weight = net.layer(x), net.layer.weight
     alike, mixed = (torch.einsum("bij,bkj->bik", z, x) for z in (x, y))
     return alike, mixed, torch.einsum("bij,bkj,jl->bikl", y, x, weight)
 
 
-def dotted(net, x):
+def take_dot_products(net, x):
     weight = net.layer.weight
     return torch.tensordot(x, weight, dims=([2], [0])), torch.inner(x, weight), torch.dot(x[0, 0], weight[0])
 
 
-def left_alone(net, x):
+def keep_dtypes(net, x):
     y = net.layer(x)
     return torch.einsum("bij,bij->bij", y, x), y.softmax(-1, dtype=torch.float32), x.type_as(y), y.double()
 
 
 @pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
-@pytest.mark.parametrize("compute", [contracted, dotted, left_alone])
-def test_autocast_casts_inside_composite_call_match_eager(agree, compute, sides):
+@pytest.mark.parametrize("compute", [contract, take_dot_products, keep_dtypes])
+def test_autocast_casts_inside_composite_call_match_eager(compile_and_compare, compute, sides):
     """Casts of autocast inside a composite call match eager."""
     inputs = [torch.randn(2, 3, 4), torch.randn(3, 5, 4)][:sides]
-    agree(Region(compute), inputs, [torch.randn(4, 7, 4)] * (sides - 1))
+    compile_and_compare(Region(compute), inputs, [torch.randn(4, 7, 4)] * (sides - 1))
 
 
 def test_autocast_gradients_flow_through_inner_casts():
     """Gradients flow through casts inside a composite call."""
-    original, x = Region(contracted), torch.randn(2, 3, 4)
+    original, x = Region(contract), torch.randn(2, 3, 4)
     module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
     for net in (original, module):
         sum(y.float().square().sum() for y in net(x)).backward()
     torch.testing.assert_close(module.layer.weight.grad, original.layer.weight.grad)
 
 
-def test_autocast_cast_composite_call_decomposed(agree):
+def test_autocast_cast_composite_call_decomposed(compile_and_compare):
     """A composite call with inner casts is decomposed."""
-    module = agree(Region(dotted), [torch.randn(2, 3, 4)])
+    module = compile_and_compare(Region(take_dot_products), [torch.randn(2, 3, 4)])
     assert not {"tensordot", "inner"} & {node.op.name for node in module.graph.nodes}
 
 
-def test_autocast_uncast_composite_call_kept(agree):
+def test_autocast_uncast_composite_call_kept(compile_and_compare):
     """A composite call without inner casts stays one call."""
-    module = agree(Region(left_alone), [torch.randn(2, 3, 4)])
+    module = compile_and_compare(Region(keep_dtypes), [torch.randn(2, 3, 4)])
     assert "einsum" in {node.op.name for node in module.graph.nodes}
 
 
-def test_autocast_mixed_dtype_operands_log_no_error(agree, caplog, monkeypatch):
+def test_autocast_mixed_dtype_operands_log_no_error(compile_and_compare, caplog, monkeypatch):
     """Operands with dtypes that only autocast makes equal log no error."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    agree(Region(contracted), [torch.randn(2, 3, 4)])
+    compile_and_compare(Region(contract), [torch.randn(2, 3, 4)])
     assert logger.name not in {record.name for record in caplog.records}
 
 
-def paired(net, x):
+def call_with_two_inputs(net, x):
     return net.layer(x, x * 2)
 
 
 def test_autocast_bilinear_layer_rejected_with_remedy():
     """A bilinear layer in autocast raises an error, as eager rounds inside its kernel."""
     with pytest.raises(ModelError, match=r"aten\.bilinear\.default in .*: a bilinear layer inside .*enabled=False"):
-        clika_compile(Region(paired, nn.Bilinear(4, 4, 4)), tracing_inputs=[torch.randn(2, 3, 4)])
+        clika_compile(Region(call_with_two_inputs, nn.Bilinear(4, 4, 4)), tracing_inputs=[torch.randn(2, 3, 4)])
 
 
 def test_run_eager_autocast_bilinear_matches_model():
     """The eager reference applies autocast inside kernels."""
-    net, x = Region(paired, nn.Bilinear(4, 4, 4)), torch.randn(2, 3, 4)
+    net, x = Region(call_with_two_inputs, nn.Bilinear(4, 4, 4)), torch.randn(2, 3, 4)
     (found,) = run_eager(make_callable(net), ModelCall((x,), {})).leaves
     assert torch.equal(found, net(x))
 
@@ -172,7 +177,7 @@ def test_autocast_region_writes_once_and_undone():
 
     class Counting(Region):
         def __init__(self):
-            super().__init__(viewed)
+            super().__init__(view_by_size)
             self.register_buffer("count", torch.zeros(()))
 
         def forward(self, x):
@@ -197,7 +202,7 @@ def test_clika_compile_in_autocast_unsupported_layer_named(layer, named):
     """Compiling an unsupported layer inside autocast raises an error that names it."""
     inputs = [(torch.randn(2, 3, 4),) * (2 if isinstance(layer, nn.Bilinear) else 1)]
     with (
-        without_onednn(),
+        disable_onednn(),
         torch.autocast("cpu", dtype=torch.bfloat16),
         pytest.raises(ModelError, match=rf"{named} inside torch.autocast is not supported"),
     ):
@@ -224,7 +229,7 @@ def test_autocast_inference_mode_weights_named_in_error():
     assert torch.equal(clika_compile(advised, tracing_inputs=[x])(x), model(x))
 
 
-@pytest.mark.parametrize("compute", [viewed, None], ids=["region", "none"])
+@pytest.mark.parametrize("compute", [view_by_size, None], ids=["region", "none"])
 def test_autocast_second_forward_logged(tmp_path, compute):
     """The log reports the second forward run for autocast."""
     model = Region(compute) if compute else nn.Linear(4, 4)
@@ -232,13 +237,13 @@ def test_autocast_second_forward_logged(tmp_path, compute):
     assert next(tmp_path.iterdir()).read_text().count("Ran forward twice on inputs") == (compute is not None)
 
 
-def left(net, x):
+def compute_outside_region(net, x):
     y = net.layer(x)
     with torch.autocast("cpu", enabled=False):
         return net.layer(y.float())
 
 
-def widened(net, x):
+def widen(net, x):
     y = net.layer(x).float() * 70000.0
     return y, y.logsumexp(-1)
 
@@ -250,7 +255,9 @@ class Calling(Region):
         return self.compute(self, x)
 
 
-@pytest.mark.parametrize("model", [Calling(left), Calling(widened), Region(left), Region(widened)])
+@pytest.mark.parametrize(
+    "model", [Calling(compute_outside_region), Calling(widen), Region(compute_outside_region), Region(widen)]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_clika_compile_in_autocast_regions_match_eager(model, dtype):
     """The casts of the graph are applied once if the model is compiled inside autocast."""
@@ -265,7 +272,7 @@ def test_clika_compile_in_autocast_regions_match_eager(model, dtype):
 @pytest.mark.parametrize("compiled_in", [False, True])
 def test_clika_module_other_autocast_than_compiled_warns(compiled_in):
     """A graph with casts warns if it is called in another autocast mode than compiled."""
-    model, x = Calling(left), torch.randn(2, 3, 4)
+    model, x = Calling(compute_outside_region), torch.randn(2, 3, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compiled_in):
         module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
         expected = model(x)
@@ -299,17 +306,16 @@ def test_clika_module_without_casts_follows_autocast(model, shape):
 
 def test_load_state_dict_keeps_autocast_casts():
     """A loaded module keeps its casts and warns inside autocast."""
-    model, x = Region(left), torch.randn(2, 3, 4)
+    model, x = Region(compute_outside_region), torch.randn(2, 3, 4)
     module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
-    loaded = ClikaModule()
-    loaded.load_state_dict(module.state_dict())
+    loaded = load_copy(module)
     with torch.autocast("cpu", dtype=torch.float16), pytest.warns(UserWarning, match="was compiled outside"):
         torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=0)
 
 
 def test_torch_compile_in_other_autocast_warns():
     """A call traced by torch.compile in another autocast mode warns."""
-    module = clika_compile(Region(left), tracing_inputs=[torch.randn(2, 3, 4)])
+    module = clika_compile(Region(compute_outside_region), tracing_inputs=[torch.randn(2, 3, 4)])
     with torch.autocast("cpu", dtype=torch.float16), pytest.warns(UserWarning, match="was compiled outside"):
         torch.compile(module, backend="eager")(torch.randn(2, 3, 4))
 
@@ -348,12 +354,12 @@ def test_data_transform_fn_sees_surrounding_grad_mode(around):
 def test_capture_branch_on_grad_mode_uses_surrounding(around):
     """A branch on the gradient mode is taken as around the compilation."""
 
-    def branching(x):
+    def branch_on_grad_mode(x):
         return x * 2 if torch.is_grad_enabled() else x * 3
 
     x = torch.randn(2, 3)
     with around():
-        module = clika_compile(branching, tracing_inputs=[x])
+        module = clika_compile(branch_on_grad_mode, tracing_inputs=[x])
     torch.testing.assert_close(module(x), x * 3)
 
 
@@ -367,7 +373,7 @@ REGIONS = {
 
 
 class Nested(nn.Module):
-    """Regions within each other, with layers before, between and behind them."""
+    """Nested regions, with layers before, between and after them."""
 
     def __init__(self, regions):
         super().__init__()
@@ -406,7 +412,7 @@ def test_capture_nested_regions_gradients_match_eager(regions, around):
 
 
 class Averaged(nn.Module):
-    """A weight that meets casts which change nothing inside a region without gradients, and is trained outside."""
+    """A weight whose casts change nothing in a region without gradients, and that is trained outside."""
 
     def __init__(self, regions):
         super().__init__()

@@ -23,36 +23,38 @@ class Counting:
             yield element
 
 
-def batch(*shape):
+def make_batch(*shape):
     return torch.ones(shape)
 
 
-def sides(calls):
+def read_shapes(calls):
     return [tuple(call.args[0].shape) for call in calls]
 
 
 def test_calibration_inputs_iterable_read_once():
     """An iterable is read once, and only as far as tracing needs."""
-    source = Counting([batch(n, 3) for n in range(1, 10)])
+    source = Counting([make_batch(n, 3) for n in range(1, 10)])
     found = CalibrationInputs(source)
-    assert sides(found.examples(CALLEE)) == [(n, 3) for n in range(1, STREAM_EXAMPLE_COUNT + 1)]
+    assert read_shapes(found.examples(CALLEE)) == [(n, 3) for n in range(1, STREAM_EXAMPLE_COUNT + 1)]
     assert (source.begun, source.read) == (1, STREAM_EXAMPLE_COUNT)
-    assert sides(found.calls(CALLEE)) == [(n, 3) for n in range(1, 10)]
+    assert read_shapes(found.calls(CALLEE)) == [(n, 3) for n in range(1, 10)]
     assert (source.begun, source.read) == (1, 9)
 
 
 def test_calibration_inputs_examples_differ_in_shape():
     """The examples of a list are its elements that differ in shape."""
-    data = [batch(4, 3)] * 20 + [batch(2, 3)]
+    data = [make_batch(4, 3)] * 20 + [make_batch(2, 3)]
     found = CalibrationInputs(data)
-    assert sides(found.examples(CALLEE)) == [(4, 3), (2, 3)]
-    assert sides(found.calls(CALLEE)) == [(4, 3)] * 20 + [(2, 3)]
+    assert read_shapes(found.examples(CALLEE)) == [(4, 3), (2, 3)]
+    assert read_shapes(found.calls(CALLEE)) == [(4, 3)] * 20 + [(2, 3)]
 
 
 def test_calibration_inputs_elements_transformed_once():
     """Each element is transformed once."""
     seen = []
-    found = CalibrationInputs([batch(4, 3), batch(4, 3), batch(2, 3)], lambda x: seen.append(len(x)) or x)
+    found = CalibrationInputs(
+        [make_batch(4, 3), make_batch(4, 3), make_batch(2, 3)], lambda x: seen.append(len(x)) or x
+    )
     assert len(found.examples(CALLEE)) == 2
     assert len([*found.calls(CALLEE)]) == 3
     assert sorted(seen) == [2, 4, 4]
@@ -60,22 +62,22 @@ def test_calibration_inputs_elements_transformed_once():
 
 def test_calibration_inputs_calls_read_lazily():
     """Elements are read lazily, also without tracing."""
-    source = Counting([batch(n, 3) for n in (1, 2)])
+    source = Counting([make_batch(n, 3) for n in (1, 2)])
     calls = CalibrationInputs(source).calls(CALLEE)
     assert source.read == 0
-    assert sides([next(calls)]) == [(1, 3)]
+    assert read_shapes([next(calls)]) == [(1, 3)]
     assert source.read == 1
-    assert sides(calls) == [(2, 3)]
+    assert read_shapes(calls) == [(2, 3)]
 
 
 @pytest.mark.parametrize(
     ("elements", "chosen"),
     [
-        ([batch(4, 3), batch(4, 3)], [0]),
-        ([batch(4, 3), batch(4, 5), batch(2, 3), batch(7, 8)], [0, 1, 2]),
-        ([(batch(4), 1), (batch(4), 2), (batch(4), 3)], [0, 1]),
-        ([batch(4), batch(4, 1), batch(4, 2)], [0, 1]),
-        ([{"x": batch(4), "n": None}, {"x": batch(4).int(), "n": None}], [0, 1]),
+        ([make_batch(4, 3), make_batch(4, 3)], [0]),
+        ([make_batch(4, 3), make_batch(4, 5), make_batch(2, 3), make_batch(7, 8)], [0, 1, 2]),
+        ([(make_batch(4), 1), (make_batch(4), 2), (make_batch(4), 3)], [0, 1]),
+        ([make_batch(4), make_batch(4, 1), make_batch(4, 2)], [0, 1]),
+        ([{"x": make_batch(4), "n": None}, {"x": make_batch(4).int(), "n": None}], [0, 1]),
         ([], []),
     ],
 )
@@ -96,7 +98,7 @@ def test_calibration_inputs_empty_raises(nothing):
 def test_calibration_inputs_single_tensor_raises():
     """A tensor in place of a list raises an error."""
     with pytest.raises(ModelError, match=r"calibration_inputs are a Tensor. Give a list"):
-        CalibrationInputs(batch(4, 3))
+        CalibrationInputs(make_batch(4, 3))
 
 
 def test_calibration_inputs_error_names_element():
@@ -106,5 +108,5 @@ def test_calibration_inputs_error_names_element():
         raise ValueError("no such file")
 
     with pytest.raises(ValueError, match="no such file") as caught:
-        CalibrationInputs([batch(4, 3)], fail).examples(CALLEE)
+        CalibrationInputs([make_batch(4, 3)], fail).examples(CALLEE)
     assert caught.value.__notes__ == ["in data_transform_fn, called for element 1 of the inputs"]

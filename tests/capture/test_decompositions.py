@@ -61,25 +61,25 @@ def test_decompositions_serve_any_size(name, shapes):
 def test_decompositions_results_written_later():
     """Results of decompositions may be written later."""
 
-    def function(x):
+    def compute(x):
         kron, blocks = torch.kron(x, x), torch.block_diag(x, x)
         kron[0].add_(1)
         blocks[:, 0] = 3
         return kron.mul_(2), blocks, x.quantile(0.2).add_(1)
 
-    module = clika_compile(Calls(function), tracing_inputs=[torch.randn(3, 4), torch.randn(2, 5)])
+    module = clika_compile(Calls(compute), tracing_inputs=[torch.randn(3, 4), torch.randn(2, 5)])
     x = torch.randn(4, 6)
-    for actual, expected in zip(module(x), function(x), strict=True):
+    for actual, expected in zip(module(x), compute(x), strict=True):
         torch.testing.assert_close(actual, expected)
 
 
 def test_decompositions_failure_named_with_line_and_reason(monkeypatch):
     """A failing decomposition raises an error with its line and reason."""
 
-    def fails(*_):
+    def raise_error(*_):
         raise RuntimeError("no such thing")
 
-    monkeypatch.setitem(load_decompositions(), aten.renorm.default, fails)
+    monkeypatch.setitem(load_decompositions(), aten.renorm.default, raise_error)
     message = (
         r"aten.renorm.default in <root> at test_decompositions.py:\d+: no operator .*"
         r"PyTorch's decomposition fails on these operands: no such thing"
@@ -118,13 +118,11 @@ def test_decompositions_registry_restored_after_trace():
 def test_multi_dot_uses_cheapest_order():
     """A chain of matmuls is computed in the cheapest order."""
 
-    def function(x, y):
+    def compute(x, y):
         return torch.linalg.multi_dot([x, y, x, y])
 
     shapes = [((2, 50), (50, 2)), ((50, 2), (2, 50))]
-    wide, tall = (
-        clika_compile(function, tracing_inputs=[tuple(map(torch.randn, pair))]).graph.nodes for pair in shapes
-    )
+    wide, tall = (clika_compile(compute, tracing_inputs=[tuple(map(torch.randn, pair))]).graph.nodes for pair in shapes)
     assert {tuple(n.output.type.shape) for n in wide} == {(2, 2)}
     assert (50, 50) not in [tuple(n.output.type.shape) for n in list(tall)[:-1]]
 
@@ -133,26 +131,26 @@ def test_multi_dot_uses_cheapest_order():
 def test_decompositions_autocast_casts_inside_composite(shapes):
     """Autocast casts inside the decomposition of a call."""
 
-    def function(x):
+    def compute(x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return torch.cov(x).float()
 
-    module = clika_compile(Calls(function), tracing_inputs=[torch.randn(s) for s in shapes])
+    module = clika_compile(Calls(compute), tracing_inputs=[torch.randn(s) for s in shapes])
     x = torch.randn(shapes[0])
-    torch.testing.assert_close(module(x), function(x), rtol=2**-7, atol=2**-7)  # an ulp of bfloat16 at 1
+    torch.testing.assert_close(module(x), compute(x), rtol=2**-7, atol=2**-7)  # an ulp of bfloat16 at 1
 
 
-def covariance_of_first(x):
+def compute_covariance(x):
     return torch.cov(x[:, 0])
 
 
-LINE = covariance_of_first.__code__.co_firstlineno + 1
+LINE = compute_covariance.__code__.co_firstlineno + 1
 
 
 def test_decompositions_guards_name_line_of_user():
     """A guard names the line of the user, not of our code."""
     inputs = [torch.randn(5, 4), torch.randn(6, 4)]
-    guards = clika_compile(Calls(covariance_of_first), tracing_inputs=inputs).graph.guards
+    guards = clika_compile(Calls(compute_covariance), tracing_inputs=inputs).graph.guards
     assert f"Ne(batch, 1) (from test_decompositions.py:{LINE})" in map(str, guards)
 
 

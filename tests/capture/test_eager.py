@@ -13,7 +13,7 @@ from clika_ref.capture.saved_tensors import storage_id
 
 
 class Expanded(nn.Module):
-    """Its buffer holds three numbers, one of them NaN, as if they were six."""
+    """A buffer that stores three numbers, one of them NaN, as an expanded tensor of six."""
 
     def __init__(self):
         super().__init__()

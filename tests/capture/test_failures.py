@@ -11,8 +11,8 @@ from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings,
 from clika_ref.core.errors import ClikaError, ModelError
 
 
-def line(text):
-    """Return where this file says something."""
+def find_line(text):
+    """Return the number of the line of this file that starts with a text."""
     lines = Path(__file__).read_text().splitlines()
     return next(number for number, found in enumerate(lines, 1) if found.strip().startswith(text))
 
@@ -31,24 +31,24 @@ def test_capture_branch_on_data_names_line_and_remedy():
         clika_compile(Branching(), tracing_inputs=[torch.randn(3)])
     text = str(caught.value)
     assert "Branching cannot be captured as one graph" in text
-    assert f"test_failures.py:{line('if x.sum')}: if x.sum() > 0:" in text
+    assert f"test_failures.py:{find_line('if x.sum')}: if x.sum() > 0:" in text
     assert "Compute both branches and choose with torch.where(condition, a, b)" in text
     assert "Branches on sizes, flags and constants are supported. Compute sizes from sizes (x.shape[1] // 2)" in text
     for tracer in ("torch.export", "dynamo", "torch.fx.symbolic_trace"):
         assert f"  {tracer}: " in text, "each tracer's own reason is part of the message"
 
 
-def test_capture_proposed_remedy_works(agree):
+def test_capture_proposed_remedy_works(compile_and_compare):
     """The remedy that the error proposes can be captured."""
 
-    def chosen(x):
+    def select_by_where(x):
         x = x + 1
         return torch.where(x.sum() > 0, x * 2, x * 3)
 
-    agree(chosen, [torch.ones(3)], [-torch.ones(3) * 9])
+    compile_and_compare(select_by_where, [torch.ones(3)], [-torch.ones(3) * 9])
 
 
-def test_capture_branches_on_flags_accepted(agree):
+def test_capture_branches_on_flags_accepted(compile_and_compare):
     """Branches on flags and constants are captured."""
 
     class Flagged(nn.Module):
@@ -61,11 +61,11 @@ def test_capture_branches_on_flags_accepted(agree):
                 x = x * 2 if self.twice else x
             return -x if negate else x
 
-    agree(Flagged(), [(torch.randn(2), True)])
+    compile_and_compare(Flagged(), [(torch.randn(2), True)])
 
 
-@torch.library.custom_op("clika_ref_tests::unheard_of", mutates_args=())
-def unheard_of(x: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("clika_ref_tests::unregistered_operator", mutates_args=())
+def unregistered_operator(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
@@ -74,34 +74,37 @@ def unknown(x: torch.Tensor) -> torch.Tensor:
     return x + 2
 
 
-unheard_of.register_fake(torch.empty_like)
+unregistered_operator.register_fake(torch.empty_like)
 unknown.register_fake(torch.empty_like)
 
 
-class Strange(nn.Module):
+class UnregisteredCall(nn.Module):
     def forward(self, x):
-        return unheard_of(x) + 1
+        return unregistered_operator(x) + 1
 
 
-class Stranger(nn.Module):
+class NestedUnregisteredCall(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = nn.Sequential(nn.ReLU(), Strange())
+        self.inner = nn.Sequential(nn.ReLU(), UnregisteredCall())
 
     def forward(self, x):
-        return unknown(self.inner(x)) + unheard_of(x)
+        return unknown(self.inner(x)) + unregistered_operator(x)
 
 
 def test_capture_missing_operators_listed_together():
     """All missing operators are reported at once, with module and line."""
     with pytest.raises(ClikaError) as caught:
-        clika_compile(Stranger(), tracing_inputs=[torch.randn(3)])
+        clika_compile(NestedUnregisteredCall(), tracing_inputs=[torch.randn(3)])
     text = str(caught.value)
-    assert "Stranger makes 3 unsupported calls" in text
-    inner, outer = line("return unheard_of(x) + 1"), line("return unknown(self")
-    assert f"clika_ref_tests.unheard_of.default in inner.1 at test_failures.py:{inner}: no operator is declared" in text
+    assert "NestedUnregisteredCall makes 3 unsupported calls" in text
+    inner, outer = find_line("return unregistered_operator(x) + 1"), find_line("return unknown(self")
+    assert (
+        f"clika_ref_tests.unregistered_operator.default in inner.1 at test_failures.py:{inner}: no operator is declared"
+        in text
+    )
     assert f"clika_ref_tests.unknown.default in <root> at test_failures.py:{outer}" in text
-    assert f"clika_ref_tests.unheard_of.default in <root> at test_failures.py:{outer}" in text
+    assert f"clika_ref_tests.unregistered_operator.default in <root> at test_failures.py:{outer}" in text
     assert "Declare operators for them in a plugin (see docs/write-an-operator.md), or rewrite those lines" in text
 
 
@@ -123,13 +126,13 @@ def test_capture_generator_rejected_with_remedy():
 def test_capture_control_flow_operator_rejected():
     """Control flow operators raise an error that names them."""
 
-    def conditional(x):
+    def call_torch_cond(x):
         return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))
 
     with pytest.raises(
         ModelError, match=r"control flow \(cond\) is not supported yet. Use torch.where on both results"
     ):
-        clika_compile(conditional, tracing_inputs=[torch.randn(3)])
+        clika_compile(call_torch_cond, tracing_inputs=[torch.randn(3)])
 
 
 def test_clika_compile_no_inputs_shows_form():
@@ -151,7 +154,7 @@ def test_clika_compile_no_inputs_shows_form():
         clika_compile(net, tracing_inputs=3)
 
 
-def first(x, y=None):
+def take_first(x, y=None):
     return x[0] if isinstance(x, list) else x
 
 
@@ -168,7 +171,7 @@ def test_clika_compile_inputs_of_other_structure_rejected(inputs):
     with pytest.raises(
         ModelError, match=r"(?s)input 2 has a different structure than input 1: .* Give inputs of one structure"
     ):
-        clika_compile(first, tracing_inputs=inputs)
+        clika_compile(take_first, tracing_inputs=inputs)
 
 
 def test_clika_compile_inputs_of_other_dtype_or_rank_rejected():
@@ -176,11 +179,11 @@ def test_clika_compile_inputs_of_other_dtype_or_rank_rejected():
     with pytest.raises(
         ModelError, match=r"input 'x' is torch.float32\[2\] and torch.int64\[2\] in the tracing inputs. Use one dtype"
     ):
-        clika_compile(first, tracing_inputs=[torch.ones(2), torch.ones(2).long()])
+        clika_compile(take_first, tracing_inputs=[torch.ones(2), torch.ones(2).long()])
     with pytest.raises(
         ModelError, match=r"input 'x' is torch.float32\[2\] and torch.float32\[2, 2\] .*one number of dims"
     ):
-        clika_compile(first, tracing_inputs=[torch.ones(2), torch.ones(2, 2)])
+        clika_compile(take_first, tracing_inputs=[torch.ones(2), torch.ones(2, 2)])
 
 
 def test_clika_compile_inputs_of_other_string_rejected():
@@ -188,7 +191,7 @@ def test_clika_compile_inputs_of_other_string_rejected():
     with pytest.raises(
         ModelError, match=r"'y' differs between the tracing inputs \('a' \(str\), 'b' \(str\)\).*Make it a tensor, or"
     ):
-        clika_compile(first, tracing_inputs=[(torch.ones(2), "a"), (torch.ones(2), "b")])
+        clika_compile(take_first, tracing_inputs=[(torch.ones(2), "a"), (torch.ones(2), "b")])
 
 
 @pytest.mark.parametrize(
@@ -329,7 +332,7 @@ def test_clika_compile_failure_keeps_model_and_rng_state():
 
 
 class Cache:
-    """Holds tensors in a way that nobody knows."""
+    """Stores tensors in an unregistered container."""
 
     def __init__(self, x):
         self.x = x
@@ -338,28 +341,28 @@ class Cache:
 def test_clika_compile_object_in_result_rejected():
     """An unknown object in the result raises an error with its path and class."""
     message = (
-        r"remembering returns a Cache \(result\['states'\]\[1\]\), but its tensors are not known to PyTorch. "
+        r"return_cache returns a Cache \(result\['states'\]\[1\]\), but its tensors are not known to PyTorch. "
         r"Return tensors in tuples, lists, dicts or dataclasses, or register the class with "
         r"torch.utils._pytree.register_pytree_node. "
         r"For models of transformers, set model.config.use_cache = False"
     )
 
-    def remembering(x):
+    def return_cache(x):
         return {"logits": x, "states": (x, Cache(x))}
 
     with pytest.raises(ModelError, match=message):
-        clika_compile(remembering, tracing_inputs=[torch.randn(2)])
+        clika_compile(return_cache, tracing_inputs=[torch.randn(2)])
 
 
 def test_clika_compile_long_reason_shortened():
     """A long reason is shortened."""
 
-    def many(x):
+    def branch_after_many_steps(x):
         found = torch.cat([x[x > i] for i in range(60)])
         return found * 2 if found.shape[0] > 5 else found
 
     with pytest.raises(ModelError) as caught:
-        clika_compile(many, tracing_inputs=[torch.randn(9)])
+        clika_compile(branch_after_many_steps, tracing_inputs=[torch.randn(9)])
     reason = next(line for line in str(caught.value).splitlines() if line.startswith("  torch.export: "))
     assert " ..." in reason
     assert len(reason) < 600
@@ -390,20 +393,20 @@ def test_clika_compile_error_without_stray_keyword_unchanged():
 def test_capture_missing_operators_in_no_grad_named():
     """Missing operators are named inside a no_grad region and after it."""
 
-    def calls(x):
+    def call_missing_operators(x):
         with torch.no_grad():
             y = torch.linalg.eigvals(x).real
         return torch.special.bessel_j0(x) + y.sum()
 
     with pytest.raises(ModelError, match=r"makes 2 unsupported calls.*\n.*linalg_eigvals.*\n.*bessel_j0"):
-        clika_compile(calls, tracing_inputs=[torch.rand(3, 3)])
+        clika_compile(call_missing_operators, tracing_inputs=[torch.rand(3, 3)])
 
 
 def test_capture_scalar_attribute_from_tensor_names_line():
     """A constant attribute that is read from a tensor raises an error with its line."""
 
-    def filled(x):
+    def fill_with_mean(x):
         return x * torch.full((3,), x.mean().item())
 
     with pytest.raises(ModelError, match=r"test_failures.py:\d+: fill_value is read from a tensor, as by item"):
-        clika_compile(filled, tracing_inputs=[torch.randn(2, 3)])
+        clika_compile(fill_with_mean, tracing_inputs=[torch.randn(2, 3)])

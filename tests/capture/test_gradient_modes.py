@@ -27,7 +27,7 @@ class Layers(nn.Module):
         return self.compute(self, x)
 
 
-def gradients(module, x):
+def compute_gradients(module, x):
     """Return the gradient of each parameter and of the input, None where none arrives."""
     x = x.clone().requires_grad_()
     module(x).square().sum().backward()
@@ -35,15 +35,15 @@ def gradients(module, x):
 
 
 @pytest.fixture
-def trained_alike():
-    """Return a function that compiles a model, and asserts that values and all gradients are eager's."""
+def assert_gradients_match():
+    """Return a function that compiles a model, and asserts that results and all gradients equal eager's."""
 
     def check(model, around=contextlib.nullcontext):
         model, x = copy.deepcopy(model), torch.randn(3, 4)
         with around():
             module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
         assert torch.equal(module(x), model(x))
-        wanted, found = gradients(model, x), gradients(module, x)
+        wanted, found = compute_gradients(model, x), compute_gradients(module, x)
         assert {name for name, g in found.items() if g is None} == {name for name, g in wanted.items() if g is None}
         for name, gradient in wanted.items():
             assert gradient is None or torch.allclose(found[name], gradient), name
@@ -84,9 +84,9 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("change", RETURNED.values(), ids=RETURNED)
-def test_no_grad_region_results_have_eager_history(change, trained_alike):
+def test_no_grad_region_results_have_eager_history(change, assert_gradients_match):
     """Results of a no_grad region have the autograd history of eager."""
-    trained_alike(Layers(within_no_grad(change)))
+    assert_gradients_match(Layers(within_no_grad(change)))
 
 
 class Masked(nn.Module):
@@ -141,7 +141,7 @@ class DoubleWithGradients(Double):
         return y + 0
 
 
-def partly(region):
+def compute_partly_in_region(region):
     """Return a block of two layers, one of them in a region."""
 
     def block(net, x):
@@ -152,16 +152,16 @@ def partly(region):
     return block
 
 
-def partly_doubled(y):
+def double_with_gradients(y):
     with torch.enable_grad():
         return y * 2
 
 
-def again(net, x, block, *, use_reentrant):
+def checkpoint_block(net, x, block, *, use_reentrant):
     return net.head(checkpoint(partial(block, net), net.layer(x), use_reentrant=use_reentrant))
 
 
-def nested(net, x):
+def checkpoint_nested(net, x):
     return net.head(checkpoint(partial(checkpoint, net.layer, use_reentrant=False), x, use_reentrant=False))
 
 
@@ -170,21 +170,25 @@ BEHIND = {
     "function with gradients": lambda net, x: net.head(DoubleWithGradients.apply(net.layer(x))),
     "function in a region": within_no_grad(Double.apply),
     "checkpoint": lambda net, x: net.head(checkpoint(net.layer, x, use_reentrant=False)),
-    "nested checkpoint": nested,
-    "reentrant": partial(again, block=partly(contextlib.nullcontext), use_reentrant=True),
-    "reentrant, partly frozen": partial(again, block=partly(torch.no_grad), use_reentrant=True),
-    "reentrant, partly trained": partial(again, block=partly(torch.enable_grad), use_reentrant=True),
-    "reentrant in a region": within_no_grad(lambda y: checkpoint(partly_doubled, y, use_reentrant=True)),
-    "partly frozen": partial(again, block=partly(torch.no_grad), use_reentrant=False),
+    "nested checkpoint": checkpoint_nested,
+    "reentrant": partial(checkpoint_block, block=compute_partly_in_region(contextlib.nullcontext), use_reentrant=True),
+    "reentrant, partly frozen": partial(
+        checkpoint_block, block=compute_partly_in_region(torch.no_grad), use_reentrant=True
+    ),
+    "reentrant, partly trained": partial(
+        checkpoint_block, block=compute_partly_in_region(torch.enable_grad), use_reentrant=True
+    ),
+    "reentrant in a region": within_no_grad(lambda y: checkpoint(double_with_gradients, y, use_reentrant=True)),
+    "partly frozen": partial(checkpoint_block, block=compute_partly_in_region(torch.no_grad), use_reentrant=False),
 }
 
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad], ids=["plain", "no_grad"])
 @pytest.mark.parametrize("compute", BEHIND.values(), ids=BEHIND)
 @pytest.mark.filterwarnings("ignore:.*requires_grad=True:UserWarning", "ignore:.*loses its backward:UserWarning")
-def test_capture_functions_and_checkpoints_train_as_eager(compute, around, trained_alike):
+def test_capture_functions_and_checkpoints_train_as_eager(compute, around, assert_gradients_match):
     """Autograd functions and checkpoints that switch gradients train as eager."""
-    trained_alike(Layers(compute), around)
+    assert_gradients_match(Layers(compute), around)
 
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad], ids=["plain", "no_grad"])
@@ -212,23 +216,23 @@ class Scaled(torch.autograd.Function):
 
 
 @pytest.mark.filterwarnings("ignore:.*loses its backward:UserWarning")
-def test_autograd_function_keywords_in_every_thread(monkeypatch, trained_alike):
+def test_autograd_function_keywords_in_every_thread(monkeypatch, assert_gradients_match):
     """Autograd functions accept keyword arguments in every thread during a trace."""
     monkeypatch.setattr(tracers, "TRACERS", tracers.TRACERS[:1])
     failed: list[Exception] = []
     done = threading.Event()
 
-    def elsewhere():
+    def apply_until_done():
         while not done.is_set():
             try:
                 Scaled.apply(torch.ones(2, requires_grad=True), by=3.0).sum().backward()
             except Exception as error:  # noqa: BLE001 - whatever it is, a compilation must not raise it here
                 failed.append(error)
 
-    thread = threading.Thread(target=elsewhere)
+    thread = threading.Thread(target=apply_until_done)
     thread.start()
     try:
-        trained_alike(Layers(lambda net, x: net.head(Scaled.apply(net.layer(x), by=3.0))))
+        assert_gradients_match(Layers(lambda net, x: net.head(Scaled.apply(net.layer(x), by=3.0))))
     finally:
         done.set()
         thread.join()

@@ -99,13 +99,13 @@ def test_autograd_function_search_leaves_model_unchanged(tmp_path):
 def test_autograd_function_nondifferentiable_model_silent(tmp_path):
     """A model that cannot be differentiated gives no warning."""
 
-    def inferred(x):
+    def reject_gradients(x):
         if x.requires_grad:
             msg = "no backward"
             raise NotImplementedError(msg)
         return Round.apply(x)
 
-    clika_compile(inferred, tracing_inputs=[X], logs_dir=tmp_path)
+    clika_compile(reject_gradients, tracing_inputs=[X], logs_dir=tmp_path)
     assert "backward of Round" not in next(tmp_path.iterdir()).read_text()
 
 
@@ -121,10 +121,10 @@ def test_autograd_function_advice_keeps_gradient(tmp_path):
 def test_checkpoint_gives_no_warning(tmp_path, reentrant):
     """A checkpoint gives no warning."""
 
-    def checkpointed(x):
+    def checkpoint_sine(x):
         return checkpoint(torch.sin, x, use_reentrant=reentrant)
 
-    clika_compile(checkpointed, tracing_inputs=[X.clone().requires_grad_()], logs_dir=tmp_path)
+    clika_compile(checkpoint_sine, tracing_inputs=[X.clone().requires_grad_()], logs_dir=tmp_path)
     assert "Warning" not in next(tmp_path.iterdir()).read_text()
 
 
@@ -140,7 +140,7 @@ def test_dynamo_backend_warns_of_autograd_function(tmp_path):
 
 
 class Counting(nn.Module):
-    """Writes to a buffer what depends on the input, and to its own parameter."""
+    """Writes input-dependent values to a buffer and to its own parameter."""
 
     def __init__(self):
         super().__init__()
@@ -165,7 +165,7 @@ def test_autograd_function_search_undoes_state_writes():
         torch.testing.assert_close(module(torch.ones(2, 3)), original(torch.ones(2, 3)))
 
 
-def hooked(where):
+def make_hooked_net(where):
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     if where == "module":
         net[1].register_full_backward_hook(lambda _module, given, _results: (given[0] * 2,))
@@ -184,14 +184,17 @@ def hooked(where):
 )
 def test_gradient_hooks_lost_warned(tmp_path, where, named):
     """A module or parameter that loses gradient hooks is named in a warning."""
-    clika_compile(hooked(where), tracing_inputs=[X], logs_dir=tmp_path, discard_input_model=False)
+    clika_compile(make_hooked_net(where), tracing_inputs=[X], logs_dir=tmp_path, discard_input_model=False)
     assert next(tmp_path.iterdir()).read_text().count(f"Warning: Gradient hooks on {named} are lost: in tra") == 1
 
 
 @pytest.mark.parametrize("where", ["parameter", "accumulated"])
 def test_gradient_hooks_of_discarded_parameters_kept(tmp_path, where):
     """Parameters of a discarded model keep their hooks, without a warning."""
-    module, original = clika_compile(hooked(where), tracing_inputs=[X], logs_dir=tmp_path), hooked(where)
+    module, original = (
+        clika_compile(make_hooked_net(where), tracing_inputs=[X], logs_dir=tmp_path),
+        make_hooked_net(where),
+    )
     original.load_state_dict(module.state_dict(), strict=False)
     for net in (module, original):
         net(X).sum().backward()
@@ -202,7 +205,7 @@ def test_gradient_hooks_of_discarded_parameters_kept(tmp_path, where):
 def test_gradient_queries_and_hooks_in_forward_warned(tmp_path):
     """Queries of requires_grad and hooks in forward are reported with their lines."""
 
-    def asking(x):
+    def query_and_hook_gradients(x):
         y = x * (2 if x.requires_grad else 3)
         with torch.enable_grad():
             z = torch.sin(x.clone().requires_grad_())
@@ -210,8 +213,8 @@ def test_gradient_queries_and_hooks_in_forward_warned(tmp_path):
             z.register_hook(hook=lambda gradient: gradient * 2)
         return y + z
 
-    clika_compile(asking, tracing_inputs=[X], logs_dir=tmp_path)
-    text, first = next(tmp_path.iterdir()).read_text(), asking.__code__.co_firstlineno
+    clika_compile(query_and_hook_gradients, tracing_inputs=[X], logs_dir=tmp_path)
+    text, first = next(tmp_path.iterdir()).read_text(), query_and_hook_gradients.__code__.co_firstlineno
     assert f"Warning: forward checks at test_gradients.py:{first + 1} whether a tensor requires gradients" in text
     assert f"Warning: The gradient hook that forward registers at test_gradients.py:{first + 4} is lost" in text
     assert f"that forward registers at test_gradients.py:{first + 5} is lost" in text
@@ -231,11 +234,11 @@ def test_gradient_queries_of_parameters_not_warned(tmp_path):
     assert is_grad_enabled is function is torch.is_grad_enabled
 
 
-def asks_a_tensor(x):
+def branch_on_requires_grad(x):
     return x * 2 if (x * 1).requires_grad else x * 3
 
 
-def asks_pytorch(x):
+def branch_on_grad_mode(x):
     return x * 2 if torch.is_grad_enabled() else x * 3
 
 
@@ -272,7 +275,7 @@ def test_gradient_query_before_hook_warned(tmp_path, question, asks):
     assert next(tmp_path.iterdir()).read_text().count(warning) == 1
 
 
-@pytest.mark.parametrize("asking", [asks_a_tensor, asks_pytorch])
+@pytest.mark.parametrize("asking", [branch_on_requires_grad, branch_on_grad_mode])
 def test_gradient_query_with_disagreement_names_line(asking):
     """A disagreement with eager after a gradient query raises an error with its line."""
 
@@ -291,11 +294,11 @@ def test_gradient_queries_of_other_threads_not_warned(tmp_path):
     """Queries of other threads give no warning."""
     with ThreadPoolExecutor() as threads:
 
-        def waiting(x):
-            threads.submit(lambda: (asks_a_tensor(X), asks_pytorch(X), X.mul(2).grad_fn)).result()
+        def query_in_other_thread(x):
+            threads.submit(lambda: (branch_on_requires_grad(X), branch_on_grad_mode(X), X.mul(2).grad_fn)).result()
             return x * 2
 
-        clika_compile(waiting, tracing_inputs=[X], logs_dir=tmp_path)
+        clika_compile(query_in_other_thread, tracing_inputs=[X], logs_dir=tmp_path)
     assert "Warning" not in next(tmp_path.iterdir()).read_text()
 
 

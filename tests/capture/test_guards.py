@@ -33,12 +33,12 @@ class Guide(nn.Module):
         return x * 20000
 
 
-def ones(length):
+def make_ones(length):
     return torch.ones(length, 3)
 
 
-def answer(module, x):
-    """Return what a module answers: its result, or the text of the error."""
+def call_or_read_error(module, x):
+    """Return the result of a module, or the text of its error."""
     try:
         return module(x)
     except ModelError as error:
@@ -51,7 +51,7 @@ BRANCH = {10: 2, 20: 200, 30: 200, 31: 20000, 40: 20000}
 @pytest.mark.parametrize("lengths", [c for n in (1, 2, 3) for c in itertools.combinations(BRANCH, n)], ids=str)
 def test_guards_recompilation_guide_never_takes_wrong_branch(lengths):
     """The example of the recompilation guide never takes the wrong branch."""
-    inputs = [ones(length) for length in lengths]
+    inputs = [make_ones(length) for length in lengths]
     if len({BRANCH[length] for length in lengths}) > 1:
         with pytest.raises(
             ModelError, match=r"takes a different branch for input \d.*test_guards.py:\d+.*share a graph"
@@ -60,45 +60,45 @@ def test_guards_recompilation_guide_never_takes_wrong_branch(lengths):
         return
     module = clika_compile(Guide(), tracing_inputs=inputs)
     for length, factor in BRANCH.items():
-        result = answer(module, ones(length))
+        result = call_or_read_error(module, make_ones(length))
         if isinstance(result, str):
             assert length not in lengths
             assert "dim 0" in result
         else:
-            assert torch.equal(result, ones(length) * factor)
+            assert torch.equal(result, make_ones(length) * factor)
 
 
 def test_guards_serve_branch_and_name_violation():
     """A guarded module serves its branch and names the guard for other lengths."""
-    module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
+    module = clika_compile(Guide(), tracing_inputs=[make_ones(20), make_ones(25)])
     for length in (2, 9, 11, 20, 30):
-        assert torch.equal(module(ones(length)), ones(length) * 200)
+        assert torch.equal(module(make_ones(length)), make_ones(length) * 200)
     with pytest.raises(
         ModelError, match=r"batch = 10 \(dim 0 of 'x'\) violates Ne\(batch, 10\) \(from test_guards.py:\d+\)"
     ):
-        module(ones(10))
+        module(make_ones(10))
     for length in (31, 40):
         with pytest.raises(
             ModelError,
             match=rf"= {length} .* violates batch <= 30 \(from test_guards.py:\d+\). If the model supports it, compile",
         ):
-            module(ones(length))
+            module(make_ones(length))
 
 
 def test_guards_of_single_marked_input():
     """A branch that one marked input takes is guarded."""
-    x = ones(40)
+    x = make_ones(40)
     mark_dynamic(x, 0)
     module = clika_compile(Guide(), tracing_inputs=[x])
-    assert torch.equal(module(ones(31)), ones(31) * 20000)
+    assert torch.equal(module(make_ones(31)), make_ones(31) * 20000)
     for length in (10, 20, 30):
         with pytest.raises(ModelError, match=r"violates .*batch"):
-            module(ones(length))
+            module(make_ones(length))
 
 
 def test_guards_error_groups_inputs_by_graph():
     """The error groups the inputs that would share a graph."""
-    inputs = [ones(10), ones(20), ones(10), ones(30)]
+    inputs = [make_ones(10), make_ones(20), make_ones(10), make_ones(30)]
     with pytest.raises(
         ModelError, match=r"Inputs 2 and 4 would share a graph, inputs 1 and 3 another. Compile once for each"
     ):
@@ -120,10 +120,10 @@ def test_guards_on_two_dims_name_both():
 def test_guards_on_multiplied_sizes_and_remainders_checked():
     """Guards on multiplied sizes and remainders are checked."""
 
-    def even(x):
+    def branch_on_even_product(x):
         return x * 2 if (x.shape[0] * x.shape[1]) % 2 == 0 else x * 3
 
-    module = clika_compile(even, tracing_inputs=[torch.ones(4, 3), torch.ones(2, 5)])
+    module = clika_compile(branch_on_even_product, tracing_inputs=[torch.ones(4, 3), torch.ones(2, 5)])
     assert torch.equal(module(torch.ones(3, 6)), torch.ones(3, 6) * 2)
     with pytest.raises(ModelError, match=r"violates .*from test_guards.py"):
         module(torch.ones(3, 5))
@@ -132,10 +132,10 @@ def test_guards_on_multiplied_sizes_and_remainders_checked():
 def test_guards_on_integer_argument():
     """A branch on an integer argument is guarded."""
 
-    def powers(x, n):
+    def branch_on_integer(x, n):
         return x * 2 if n > 4 else x * 3
 
-    module = clika_compile(powers, tracing_inputs=[(torch.ones(2), 5), (torch.ones(2), 8)])
+    module = clika_compile(branch_on_integer, tracing_inputs=[(torch.ones(2), 5), (torch.ones(2), 8)])
     assert torch.equal(module(torch.ones(2), 100), torch.ones(2) * 2)
     with pytest.raises(ModelError, match=r"n = 4 \(n\) violates"):
         module(torch.ones(2), 4)
@@ -144,36 +144,36 @@ def test_guards_on_integer_argument():
 def test_guards_on_length_one():
     """A branch on the length 1 is guarded."""
 
-    def squeezed(x):
+    def branch_on_length_one(x):
         return x * 5 if x.shape[0] == 1 else x * 7
 
-    module = clika_compile(squeezed, tracing_inputs=[ones(2), ones(3)])
+    module = clika_compile(branch_on_length_one, tracing_inputs=[make_ones(2), make_ones(3)])
     with pytest.raises(ModelError, match=r"violates .*from test_guards.py"):
-        module(ones(1))
+        module(make_ones(1))
     with pytest.raises(ModelError, match="would share a graph"):
-        clika_compile(squeezed, tracing_inputs=[ones(1), ones(3)])
+        clika_compile(branch_on_length_one, tracing_inputs=[make_ones(1), make_ones(3)])
 
 
-def doubled(x):
+def double_if_single(x):
     return x * 2 if x.shape[0] == 1 else x * 3
 
 
-def rectified(x):
+def rectify_if_single(x):
     return x.relu() if x.shape[0] == 1 else x
 
 
-def by_layout(x):
+def branch_on_layout(x):
     return x * 2 if x.t().is_contiguous() else x * 3
 
 
 @pytest.mark.parametrize("values", [torch.zeros, torch.rand], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("model", [doubled, rectified, by_layout], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("model", [double_if_single, rectify_if_single, branch_on_layout], ids=lambda f: f.__name__)
 def test_guards_branch_hidden_by_input_data_kept(model, values):
     """A branch is guarded even if the data of the inputs does not show it."""
     module = clika_compile(model, tracing_inputs=[values(2, 3), values(4, 3)])
-    assert torch.equal(module(ones(5)), model(ones(5)))
+    assert torch.equal(module(make_ones(5)), model(make_ones(5)))
     with pytest.raises(ModelError, match=r"batch = 1 .*violates Ne\(batch, 1\) \(from "):
-        module(ones(1))
+        module(make_ones(1))
     with pytest.raises(ModelError, match=r"Inputs? .* would share a graph"):
         clika_compile(model, tracing_inputs=[values(1, 3), values(4, 3)])
 
@@ -181,12 +181,12 @@ def test_guards_branch_hidden_by_input_data_kept(model, values):
 def test_guards_branch_without_effect_kept():
     """A branch of the user is guarded even if no result depends on it."""
 
-    def idle(x):
+    def add_in_either_order(x):
         return x + 1 if x.shape[0] == 1 else 1 + x
 
-    module = clika_compile(idle, tracing_inputs=[ones(2), ones(4)])
+    module = clika_compile(add_in_either_order, tracing_inputs=[make_ones(2), make_ones(4)])
     with pytest.raises(ModelError, match=r"violates Ne\(batch, 1\)"):
-        module(ones(1))
+        module(make_ones(1))
 
 
 def test_guards_branch_of_package_on_length_one_dropped():
@@ -202,10 +202,10 @@ def test_guards_branch_of_package_on_length_one_dropped():
 def test_guards_on_length_zero():
     """A branch on the length 0 is guarded, although torch.export records no guard for it."""
 
-    def averaged(x):
+    def average_or_subtract(x):
         return x.sum(1) - 7 if x.shape[1] == 0 else x.mean(1)
 
-    module = clika_compile(averaged, tracing_inputs=[torch.ones(2, 3), torch.ones(2, 5)])
+    module = clika_compile(average_or_subtract, tracing_inputs=[torch.ones(2, 3), torch.ones(2, 5)])
     assert torch.equal(module(torch.ones(2, 1)), torch.ones(2))
     assert "symbol x_1: 1.. from dim 1 of 'x'" in str(module.graph)
     with pytest.raises(ModelError, match=r"x_1 = 0 \(dim 1 of 'x'\) violates x_1 >= 1"):
@@ -226,20 +226,22 @@ def test_guards_division_by_zero_violates():
         check_inputs(graph, [torch.ones(4, 0), torch.ones(2)])
 
 
-def parted(x, y):
+def sum_parts(x, y):
     return y.reshape(x.shape[0], -1).sum(1)
 
 
-def by_remainder(x, y):
+def branch_on_remainder(x, y):
     return x * 2 if 64 % x.shape[0] == 0 else y
 
 
-def by_root(x, y):
+def branch_on_root(x, y):
     return x * 2 if math.sqrt(x.shape[0] - 2) < 3 else y
 
 
 @pytest.mark.parametrize(
-    ("model", "served"), [(parted, 12), (by_remainder, 16), (by_root, 5)], ids=["parted", "by_remainder", "by_root"]
+    ("model", "served"),
+    [(sum_parts, 12), (branch_on_remainder, 16), (branch_on_root, 5)],
+    ids=["parted", "by_remainder", "by_root"],
 )
 def test_guards_undefined_for_short_dims_exclude_them(model, served):
     """A guard that is undefined for short dims, by division or root, excludes them."""
@@ -253,8 +255,8 @@ def test_guards_undefined_for_short_dims_exclude_them(model, served):
 
 def test_guards_length_zero_served_if_eager_agrees():
     """A length of 0 is served if eager agrees."""
-    module = clika_compile(nn.Linear(3, 3), tracing_inputs=[ones(2), ones(3)])
-    assert module(ones(0)).shape == (0, 3)
+    module = clika_compile(nn.Linear(3, 3), tracing_inputs=[make_ones(2), make_ones(3)])
+    assert module(make_ones(0)).shape == (0, 3)
     assert "symbol batch: 0.. from dim 0" in str(module.graph)
 
 
@@ -263,34 +265,34 @@ def test_guards_of_tracer_assumptions_on_zero_and_one(monkeypatch):
     plain = next(tracer for tracer in TRACERS if not tracer.oblivious)
     monkeypatch.setattr("clika_ref.capture.tracers.TRACERS", (plain,))
 
-    def special(x):
+    def branch_on_length_one(x):
         return x * 5 if x.shape[0] == 1 else x * 7
 
-    module = clika_compile(special, tracing_inputs=[ones(2), ones(3)])
-    assert torch.equal(module(ones(9)), ones(9) * 7)
+    module = clika_compile(branch_on_length_one, tracing_inputs=[make_ones(2), make_ones(3)])
+    assert torch.equal(module(make_ones(9)), make_ones(9) * 7)
     with pytest.raises(ModelError, match=r"violates batch >= 2"):
-        module(ones(1))
+        module(make_ones(1))
 
 
 def test_guards_tracer_assumption_dropped_if_eager_agrees(monkeypatch):
     """A length of 1 is served by that tracer if eager agrees."""
     plain = next(tracer for tracer in TRACERS if not tracer.oblivious)
     monkeypatch.setattr("clika_ref.capture.tracers.TRACERS", (plain,))
-    module = clika_compile(nn.Linear(3, 3), tracing_inputs=[ones(2), ones(3)])
-    assert module(ones(1)).shape == (1, 3)
+    module = clika_compile(nn.Linear(3, 3), tracing_inputs=[make_ones(2), make_ones(3)])
+    assert module(make_ones(1)).shape == (1, 3)
 
 
 def test_guards_squeeze_keeps_rank():
     """`squeeze` of a dim that is 1 in one input does not change the rank silently."""
 
-    def squeezed(x):
+    def squeeze(x):
         return x.squeeze(0) + 1
 
     with pytest.raises(ModelError, match="cannot be captured as one graph"):
-        clika_compile(squeezed, tracing_inputs=[ones(1), ones(3)])
-    module = clika_compile(squeezed, tracing_inputs=[ones(2), ones(3)])
+        clika_compile(squeeze, tracing_inputs=[make_ones(1), make_ones(3)])
+    module = clika_compile(squeeze, tracing_inputs=[make_ones(2), make_ones(3)])
     try:
-        result = module(ones(1))
+        result = module(make_ones(1))
     except ModelError:
         return
     assert result.shape == (3,)
@@ -299,53 +301,55 @@ def test_guards_squeeze_keeps_rank():
 def test_guards_loop_over_dim_fixes_length():
     """A loop over a dim raises an error, because it fixes the length."""
 
-    def summed(x):
+    def sum_rows(x):
         total = x[0]
         for i in range(1, x.shape[0]):
             total = total + x[i]
         return total
 
     with pytest.raises(ModelError, match=r"dim 0 of 'x' has the lengths 2, 3 in the inputs, but the model fixes it"):
-        clika_compile(summed, tracing_inputs=[ones(2), ones(3)])
+        clika_compile(sum_rows, tracing_inputs=[make_ones(2), make_ones(3)])
 
 
 def test_guards_of_assertion_on_size():
     """An assertion on a size is checked by the module."""
 
-    def halved(x):
+    def halve(x):
         assert x.shape[0] % 2 == 0, "even lengths only"
         return x.reshape(x.shape[0] // 2, 2, 3).sum(1)
 
-    module = clika_compile(halved, tracing_inputs=[ones(4), ones(6)])
-    assert torch.equal(module(ones(10)), halved(ones(10)))
+    module = clika_compile(halve, tracing_inputs=[make_ones(4), make_ones(6)])
+    assert torch.equal(module(make_ones(10)), halve(make_ones(10)))
     with pytest.raises(ModelError, match="violates"):
-        module(ones(5))
+        module(make_ones(5))
 
 
-def test_guards_on_layout_dropped_if_eager_agrees(agree):
+def test_guards_on_layout_dropped_if_eager_agrees(compile_and_compare):
     """Layout guards of kernels are dropped if eager agrees without them."""
-    agree(nn.Conv2d(3, 4, 3, padding=1), [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 9, 9)], [torch.randn(1, 3, 1, 1)])
+    compile_and_compare(
+        nn.Conv2d(3, 4, 3, padding=1), [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 9, 9)], [torch.randn(1, 3, 1, 1)]
+    )
 
 
 def test_guards_kept_by_state_dict_and_copy():
     """Guards are kept by a state dict and by copies."""
-    module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
+    module = clika_compile(Guide(), tracing_inputs=[make_ones(20), make_ones(25)])
     again = type(module)()
     again.load_state_dict(module.state_dict())
     for copy_of in (again, copy.deepcopy(module), copy.deepcopy(again)):
         with pytest.raises(ModelError, match="violates"):
-            copy_of(ones(10))
+            copy_of(make_ones(10))
 
 
 def test_guards_recorded_in_artifact_facts(tmp_path):
     """An artifact lists its guards."""
-    module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
+    module = clika_compile(Guide(), tracing_inputs=[make_ones(20), make_ones(25)])
     artifact = module.clika_export(tmp_path / "model.onnx")
     assert any("Ne(batch, 10)" in guard for guard in artifact.facts["guards"])
 
 
 class Windows(nn.Module):
-    """Window attention in small: pads to whole windows, shifts only where there is more than one."""
+    """A small window attention: pads to whole windows, and shifts only if there are several."""
 
     def __init__(self):
         super().__init__()
@@ -369,7 +373,7 @@ def test_guards_window_attention_correct_or_error():
     module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
     for length in range(1, 14):
         x = torch.randn(1, length, 4)
-        result = answer(module, x)
+        result = call_or_read_error(module, x)
         if isinstance(result, str):
             assert "violates" in result
         else:
@@ -397,7 +401,7 @@ def test_guards_swin_serves_sizes_of_same_branches():
     inputs = [torch.randn(1, 3, 64, 80), torch.randn(1, 3, 64, 64)]
     module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
     for x in [*inputs, torch.randn(1, 3, 64, 47), torch.randn(1, 3, 64, 28)]:
-        result = answer(module, x)
+        result = call_or_read_error(module, x)
         if isinstance(result, str):
             assert "violates" in result
         else:

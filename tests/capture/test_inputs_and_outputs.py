@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from loaded_copies import load_copy
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -45,13 +46,13 @@ class Net(nn.Module):
 X, Y = torch.randn(3, 4), torch.randn(3, 2)
 
 
-def test_clika_compile_accepts_modules_and_callables(agree):
+def test_clika_compile_accepts_modules_and_callables(compile_and_compare):
     """Modules, functions, lambdas, partials and bound methods are compiled."""
     net = Net().eval()
-    agree(Net(), [X])
-    agree(lambda x: x * 2, [X])
-    agree(torch.nn.functional.relu, [X])
-    agree(functools.partial(torch.mul, other=3), [X])
+    compile_and_compare(Net(), [X])
+    compile_and_compare(lambda x: x * 2, [X])
+    compile_and_compare(torch.nn.functional.relu, [X])
+    compile_and_compare(functools.partial(torch.mul, other=3), [X])
     module = clika_compile(net.infer, tracing_inputs=[X], discard_input_model=False)
     torch.testing.assert_close(module(X), net.infer(X))
     assert set(module.state_dict()) == {"linear.weight", "linear.bias", "_extra_state"}
@@ -62,11 +63,11 @@ def test_clika_compile_closure_shares_module_weights():
     """A function that closes over a module shares its weights."""
     net = Net().eval()
 
-    def twice(x):
+    def double(x):
         return net.linear(x) * 2
 
-    module = clika_compile(twice, tracing_inputs=[X])
-    torch.testing.assert_close(module(X), twice(X))
+    module = clika_compile(double, tracing_inputs=[X])
+    torch.testing.assert_close(module(X), double(X))
     assert {n for n in module.state_dict() if n.endswith("weight")} == {"net.linear.weight"}
     assert module.net.linear.weight is net.linear.weight
 
@@ -94,52 +95,52 @@ def test_clika_compile_other_objects_rejected(thing):
         "both",
     ],
 )
-def test_tracing_inputs_every_form_accepted(agree, element):
+def test_tracing_inputs_every_form_accepted(compile_and_compare, element):
     """Every form of an element is the call that it describes."""
-    agree(Net(), [element])
+    compile_and_compare(Net(), [element])
 
 
-def test_clika_module_arguments_by_position_or_name(agree):
+def test_clika_module_arguments_by_position_or_name(compile_and_compare):
     """Arguments are passed by position or by name."""
-    module = agree(Net(), [(X, Y)])
+    module = compile_and_compare(Net(), [(X, Y)])
     torch.testing.assert_close(module(x=X, y=Y), module(X, Y))
     torch.testing.assert_close(module(X, y=Y), module(X, Y))
 
 
-def test_tracing_inputs_dict_with_other_keys_one_argument(agree):
+def test_tracing_inputs_dict_with_other_keys_one_argument(compile_and_compare):
     """A dict is one argument if its keys name no parameters."""
 
-    def one(batch):
+    def add_entries(batch):
         return batch["a"] + batch["b"]["c"]
 
     element = {"a": X, "b": {"c": X}}
-    module = agree(one, [element])
+    module = compile_and_compare(add_entries, [element])
     assert list(module.clika_generate_dummy_inputs()) == ["batch"]
 
 
-def test_tracing_inputs_tuple_ending_in_dict_argument(agree):
+def test_tracing_inputs_tuple_ending_in_dict_argument(compile_and_compare):
     """A tuple may end in a dict that is an argument."""
 
-    def scaled(x, options):
+    def scale(x, options):
         return x * options["by"]
 
-    agree(scaled, [(X, {"by": X})])
+    compile_and_compare(scale, [(X, {"by": X})])
 
 
-def test_tracing_inputs_var_keywords_gathered(agree):
+def test_tracing_inputs_var_keywords_gathered(compile_and_compare):
     """Keywords are gathered by a model with `**kwargs`."""
 
-    def gathered(x, *more, **others):
+    def add_all(x, *more, **others):
         return x + sum(more) + others["a"] * others["b"]
 
-    agree(gathered, [{"x": X, "a": X, "b": X}, {"x": X[:2], "a": X[:2], "b": X[:2]}])
-    agree(gathered, [(X, X, X, {"a": X, "b": X})])
+    compile_and_compare(add_all, [{"x": X, "a": X, "b": X}, {"x": X[:2], "a": X[:2], "b": X[:2]}])
+    compile_and_compare(add_all, [(X, X, X, {"a": X, "b": X})])
 
 
-def test_nested_inputs_keep_structure(agree):
+def test_nested_inputs_keep_structure(compile_and_compare):
     """Nested inputs and outputs keep their structure."""
 
-    def nested(items, pair, batch):
+    def compute_nested(items, pair, batch):
         first, (second, third) = items["list"]
         return {
             "sum": first + second + third,
@@ -147,14 +148,18 @@ def test_nested_inputs_keep_structure(agree):
             "batch": [batch.images * batch.scales[0], batch.scales[1]],
         }
 
-    def made(rows):
-        def t():
+    def make_nested(rows):
+        def make_tensor():
             return torch.randn(rows, 2)
 
-        return ({"list": [t(), (t(), t())]}, Pair(t(), t()), Batch(t(), [t(), t()]))
+        return (
+            {"list": [make_tensor(), (make_tensor(), make_tensor())]},
+            Pair(make_tensor(), make_tensor()),
+            Batch(make_tensor(), [make_tensor(), make_tensor()]),
+        )
 
-    module = agree(nested, [made(3), made(5)], [made(1)])
-    result = module(*made(2))
+    module = compile_and_compare(compute_nested, [make_nested(3), make_nested(5)], [make_nested(1)])
+    result = module(*make_nested(2))
     assert list(result) == ["sum", "pair", "batch"]
     assert isinstance(result["pair"], Pair)
     assert isinstance(result["batch"], list)
@@ -163,10 +168,10 @@ def test_nested_inputs_keep_structure(agree):
 def test_outputs_dataclass_and_model_output_keep_class():
     """Dataclasses and ModelOutputs are returned with their class."""
 
-    def outputs(x):
+    def compute_outputs(x):
         return Batch(x * 2, [x + 1], "result"), BaseModelOutput(last_hidden_state=x * 3, hidden_states=(x, x + 1))
 
-    module = clika_compile(outputs, tracing_inputs=[X, torch.randn(2, 4)])
+    module = clika_compile(compute_outputs, tracing_inputs=[X, torch.randn(2, 4)])
     batch, output = module(X)
     assert isinstance(batch, Batch)
     assert (batch.note, type(output), list(output)) == (
@@ -203,13 +208,12 @@ class FrozenDoubled:
 def test_outputs_dataclasses_not_initialized_again():
     """Returned dataclasses are not initialized a second time."""
 
-    def doubles(batch):
+    def double_both(batch):
         return Doubled(batch.x), FrozenDoubled(batch.next)
 
     batch = Doubled(X)
-    module = clika_compile(doubles, tracing_inputs=[(batch,)])
-    rebuilt = ClikaModule()
-    rebuilt.load_state_dict(module.state_dict())
+    module = clika_compile(double_both, tracing_inputs=[(batch,)])
+    rebuilt = load_copy(module)
     for made in (module, copy.deepcopy(module), rebuilt):
         doubled, frozen = made(batch)
         assert torch.equal(doubled.x, X * 4)
@@ -221,11 +225,11 @@ def test_outputs_dataclasses_not_initialized_again():
 def test_outputs_none_constants_repeated_and_inputs_kept():
     """None, constants, repeated outputs and inputs are returned in place."""
 
-    def outputs(x, flag):
+    def compute_outputs(x, flag):
         y = x * 2
         return y, None, 7, "text", y, x, [y, (None, 1.5)], flag, True
 
-    module = clika_compile(outputs, tracing_inputs=[(X, "name")])
+    module = clika_compile(compute_outputs, tracing_inputs=[(X, "name")])
     y, nothing, seven, text, again, passed, (inner, (none, number)), flag, true = module(X, "name")
     assert torch.equal(y, X * 2)
     assert again is y
@@ -234,7 +238,7 @@ def test_outputs_none_constants_repeated_and_inputs_kept():
     assert (nothing, seven, text, none, number, flag, true) == (None, 7, "text", None, 1.5, "name", True)
 
 
-def test_outputs_weights_and_buffers(agree):
+def test_outputs_weights_and_buffers(compile_and_compare):
     """Weights and buffers may be outputs."""
 
     class Exposed(nn.Module):
@@ -246,16 +250,16 @@ def test_outputs_weights_and_buffers(agree):
         def forward(self, x):
             return x * self.weight, self.weight, self.mean, torch.tensor([1.0, 2.0])
 
-    agree(Exposed(), [X])
+    compile_and_compare(Exposed(), [X])
 
 
-def test_outputs_sizes_and_arithmetic(agree):
+def test_outputs_sizes_and_arithmetic(compile_and_compare):
     """Sizes and their arithmetic may be outputs."""
 
-    def sizes(x):
+    def compute_sizes(x):
         return x + 1, x.shape[0], x.shape[0] * 2 + x.shape[1], tuple(x.shape)
 
-    module = agree(sizes, [X, torch.randn(5, 4)], [torch.randn(1, 4)])
+    module = compile_and_compare(compute_sizes, [X, torch.randn(5, 4)], [torch.randn(1, 4)])
     assert module(torch.randn(6, 4))[1:] == (6, 16, (6, 4))
 
 
@@ -266,16 +270,16 @@ def test_outputs_ordered_dict_keeps_class():
     assert list(module(X)) == ["b", "a"]
 
 
-def test_inputs_none_and_flags_constant(agree):
+def test_inputs_none_and_flags_constant(compile_and_compare):
     """None and flags in the inputs are constants."""
-    module = agree(Net(), [(X, None, {"scale": Y})])
+    module = compile_and_compare(Net(), [(X, None, {"scale": Y})])
     with pytest.raises(ModelError, match=r"argument 'y' has the structure|argument 'y' is tensor"):
         module(X, Y, scale=Y)
 
 
-def test_clika_module_untraced_argument_rejected(agree):
+def test_clika_module_untraced_argument_rejected(compile_and_compare):
     """An argument that was not traced cannot be given later."""
-    module = agree(Net(), [X])
+    module = compile_and_compare(Net(), [X])
     torch.testing.assert_close(module(X, None), module(X))
     with pytest.raises(
         ModelError, match=r"argument 'y' was omitted when the model was compiled. To use it, include it"
@@ -283,22 +287,22 @@ def test_clika_module_untraced_argument_rejected(agree):
         module(X, Y)
 
 
-class Loose(nn.Module):
+class KeywordOptions(nn.Module):
     def forward(self, batch, **options):
         return batch["x"] * options.get("scale", 1)
 
 
 def test_tracing_inputs_dict_of_forward_with_keywords():
     """One dict is the positional argument of a forward with `**kwargs`."""
-    module = clika_compile(Loose(), tracing_inputs=[{"x": X}])
+    module = clika_compile(KeywordOptions(), tracing_inputs=[{"x": X}])
     assert torch.equal(module({"x": X}), X)
-    scaled = clika_compile(Loose(), tracing_inputs=[{"batch": {"x": X}, "scale": X}])
+    scaled = clika_compile(KeywordOptions(), tracing_inputs=[{"batch": {"x": X}, "scale": X}])
     torch.testing.assert_close(scaled(batch={"x": X}, scale=X), X * X)
 
 
 def test_clika_module_untraced_keyword_rejected():
     """A keyword that was not traced raises an error."""
-    module = clika_compile(Loose(), tracing_inputs=[{"x": X}])
+    module = clika_compile(KeywordOptions(), tracing_inputs=[{"x": X}])
     with pytest.raises(ModelError, match="argument 'return_dict' was omitted when the model was compiled"):
         module({"x": X}, return_dict=True)
 
@@ -307,12 +311,12 @@ def test_data_transform_fn_applied_to_each_element():
     """`data_transform_fn` is applied to each element first."""
     seen = []
 
-    def transform(element):
+    def take_image(element):
         seen.append(element)
         return (element["image"] / 255,)
 
     elements = [{"image": X, "label": 1}, {"image": torch.randn(5, 4), "label": 2}]
-    module = clika_compile(Net(), tracing_inputs=elements, data_transform_fn=transform)
+    module = clika_compile(Net(), tracing_inputs=elements, data_transform_fn=take_image)
     assert seen == elements
     assert module(torch.randn(9, 4)).shape == (9, 2)
 
@@ -321,13 +325,13 @@ def test_forward_fn_call_traced():
     """The call that `forward_fn` makes is traced."""
     seen = []
 
-    def feed(model, args, kwargs):
+    def call_model(model, args, kwargs):
         seen.append((len(args), dict(kwargs)))
         return model(args[0] * 2, y=kwargs["scale"])
 
     element = (X, {"scale": Y})
     net = Net().eval()
-    module = clika_compile(net, tracing_inputs=[element], forward_fn=feed, discard_input_model=False)
+    module = clika_compile(net, tracing_inputs=[element], forward_fn=call_model, discard_input_model=False)
     assert seen == [(1, {"scale": Y})]
     torch.testing.assert_close(module(X, y=Y), net(X, Y))
 
@@ -360,10 +364,10 @@ def test_forward_fn_may_call_method_by_name(method):
 def test_forward_fn_sees_model_attributes():
     """`forward_fn` sees the attributes of the model."""
 
-    def feed(model, args, kwargs):
+    def call_model(model, args, kwargs):
         return model(args[0].to(model.linear.weight.dtype))
 
-    module = clika_compile(Net().double(), tracing_inputs=[X], forward_fn=feed)
+    module = clika_compile(Net().double(), tracing_inputs=[X], forward_fn=call_model)
     assert module(X.double()).dtype == torch.float64
 
 
@@ -371,12 +375,12 @@ def test_tracing_inputs_generator_read_once():
     """A generator of tracing inputs is read once and completely."""
     reads = []
 
-    def inputs():
+    def yield_inputs():
         for rows in (2, 3):
             reads.append(rows)
             yield torch.randn(rows, 4)
 
-    module = clika_compile(Net(), tracing_inputs=inputs())
+    module = clika_compile(Net(), tracing_inputs=yield_inputs())
     assert reads == [2, 3]
     assert module(torch.randn(7, 4)).shape == (7, 2)
 
@@ -388,7 +392,7 @@ def test_calibration_inputs_replace_tracing_inputs():
     assert module(torch.randn(9, 4)).shape == (9, 2)
 
 
-def test_clika_compile_method_keeps_defaults(agree):
+def test_clika_compile_method_keeps_defaults(compile_and_compare):
     """A compiled method keeps its defaults."""
     net = Net().eval()
     module = clika_compile(net.infer, tracing_inputs=[(X, 4.0)])
@@ -414,24 +418,26 @@ def test_outputs_shape_returned_as_torch_size_in_copies():
         assert type(actual[0]) is type(actual[1]["inner"][0]) is torch.Size
 
 
-def test_arange_of_tensor_item_follows_tensor(agree, tmp_path):
+def test_arange_of_tensor_item_follows_tensor(compile_and_compare, tmp_path):
     """A size that is read from a tensor follows the tensor."""
 
-    def mask(lengths):
+    def make_mask(lengths):
         return torch.arange(int(lengths.max())) < lengths[:, None]
 
-    module = agree(mask, [torch.tensor([3, 1]), torch.tensor([2, 5, 1])], [torch.tensor([1]), torch.tensor([4, 9])])
+    module = compile_and_compare(
+        make_mask, [torch.tensor([3, 1]), torch.tensor([2, 5, 1])], [torch.tensor([1]), torch.tensor([4, 9])]
+    )
     module.clika_export(tmp_path / "mask.onnx")
 
 
 def test_outputs_integer_from_tensor_rejected():
     """An integer result that is read from a tensor raises an error."""
 
-    def longest(x, lengths):
+    def return_longest(x, lengths):
         return x * 2, int(lengths.max()) + 1
 
     with pytest.raises(ModelError, match=r"returns \w+item \+ 1, a number read from a tensor. Return that tensor"):
-        clika_compile(longest, tracing_inputs=[(torch.randn(2, 3), torch.tensor([1, 2]))])
+        clika_compile(return_longest, tracing_inputs=[(torch.randn(2, 3), torch.tensor([1, 2]))])
 
 
 @pytest.mark.parametrize(

@@ -50,26 +50,26 @@ class MovesItself:
         return MovesItself(self.x.to(device))
 
 
-def x() -> torch.Tensor:
+def make_x() -> torch.Tensor:
     return torch.ones(2, 3)
 
 
 @pytest.mark.parametrize(
     ("make", "tensors"),
     [
-        (x, lambda r: [r]),
-        (lambda: (x(), [x()]), lambda r: [r[0], r[1][0]]),
-        (lambda: {"a": x(), "b": {"c": x()}}, lambda r: [r["a"], r["b"]["c"]]),
-        (lambda: OrderedDict(b=x(), a=x()), lambda r: [r["b"], r["a"]]),
-        (lambda: defaultdict(list, a=x()), lambda r: [r["a"]]),
-        (lambda: UserDict(a=x()), lambda r: [r["a"]]),
-        (lambda: SubDict(a=x()), lambda r: [r["a"]]),
-        (lambda: SubList([x()]), lambda r: [r[0]]),
-        (lambda: deque([x()], maxlen=3), lambda r: [r[0]]),
-        (lambda: Pair(x(), [x()]), lambda r: [r.left, r.right[0]]),
-        (lambda: Batch(x(), [x()]), lambda r: [r.images, r.sizes[0]]),
-        (lambda: Slotted(x()), lambda r: [r.x]),
-        (lambda: MovesItself(x()), lambda r: [r.x]),
+        (make_x, lambda r: [r]),
+        (lambda: (make_x(), [make_x()]), lambda r: [r[0], r[1][0]]),
+        (lambda: {"a": make_x(), "b": {"c": make_x()}}, lambda r: [r["a"], r["b"]["c"]]),
+        (lambda: OrderedDict(b=make_x(), a=make_x()), lambda r: [r["b"], r["a"]]),
+        (lambda: defaultdict(list, a=make_x()), lambda r: [r["a"]]),
+        (lambda: UserDict(a=make_x()), lambda r: [r["a"]]),
+        (lambda: SubDict(a=make_x()), lambda r: [r["a"]]),
+        (lambda: SubList([make_x()]), lambda r: [r[0]]),
+        (lambda: deque([make_x()], maxlen=3), lambda r: [r[0]]),
+        (lambda: Pair(make_x(), [make_x()]), lambda r: [r.left, r.right[0]]),
+        (lambda: Batch(make_x(), [make_x()]), lambda r: [r.images, r.sizes[0]]),
+        (lambda: Slotted(make_x()), lambda r: [r.x]),
+        (lambda: MovesItself(make_x()), lambda r: [r.x]),
     ],
 )
 def test_move_to_device_moves_tensors_and_keeps_types(make, tensors):
@@ -85,11 +85,11 @@ def test_move_to_device_moves_tensors_and_keeps_types(make, tensors):
 
 def test_move_to_device_keeps_other_data():
     """Data next to the tensors is kept."""
-    moved = clika_move_to_device(Batch(x(), [1, "two", None]), "meta")
+    moved = clika_move_to_device(Batch(make_x(), [1, "two", None]), "meta")
     assert moved.sizes == [1, "two", None]
     assert moved.made_later == 7
-    assert clika_move_to_device(defaultdict(list, a=x()), "meta").default_factory is list
-    assert clika_move_to_device(deque([x()], maxlen=3), "meta").maxlen == 3
+    assert clika_move_to_device(defaultdict(list, a=make_x()), "meta").default_factory is list
+    assert clika_move_to_device(deque([make_x()], maxlen=3), "meta").maxlen == 3
 
 
 def test_move_to_device_keeps_transformers_outputs():
@@ -97,25 +97,25 @@ def test_move_to_device_keeps_transformers_outputs():
     from transformers import BatchEncoding  # noqa: PLC0415 - takes seconds, needed by this test only
     from transformers.modeling_outputs import BaseModelOutput  # noqa: PLC0415
 
-    moved = clika_move_to_device(BaseModelOutput(last_hidden_state=x(), hidden_states=(x(), x())), META)
+    moved = clika_move_to_device(BaseModelOutput(last_hidden_state=make_x(), hidden_states=(make_x(), make_x())), META)
     assert type(moved) is BaseModelOutput
     assert [t.device for t in (moved.last_hidden_state, moved["last_hidden_state"], *moved.hidden_states)] == [META] * 4
     assert list(moved) == ["last_hidden_state", "hidden_states"]
-    given = BatchEncoding({"input_ids": x()})
+    given = BatchEncoding({"input_ids": make_x()})
     assert clika_move_to_device(given, META)["input_ids"].device == META
     assert given["input_ids"].device.type == "cpu"
 
 
 def test_move_to_device_packed_sequence():
     """A packed sequence keeps its batch sizes on the CPU."""
-    moved = clika_move_to_device([pack_sequence([x(), x()[:1]])], META)[0]
+    moved = clika_move_to_device([pack_sequence([make_x(), make_x()[:1]])], META)[0]
     assert moved.data.device == META
     assert moved.batch_sizes.device.type == "cpu"  # PyTorch wants them there
 
 
 def test_move_to_device_repeated_tensor_stays_one():
     """A tensor that occurs twice stays one tensor."""
-    t = x()
+    t = make_x()
     a, b = clika_move_to_device((t, {"again": t}), META)
     assert a is b["again"]
 
@@ -135,7 +135,7 @@ def test_move_to_device_invalid_device_rejected(device):
     with pytest.raises(
         ModelError, match=r"clika_move_to_device\(\.\.\., .*\): not a device \(.+\). Write for example \"cpu\""
     ):
-        clika_move_to_device(x(), device)
+        clika_move_to_device(make_x(), device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -145,7 +145,7 @@ def test_move_to_device_unavailable_device_named():
         ModelError,
         match=r"cannot move a tensor of shape \[2, 3\] to 'cuda:1': .+. Choose a device that this machine",
     ):
-        clika_move_to_device([x()], "cuda:1")
+        clika_move_to_device([make_x()], "cuda:1")
 
 
 class Net(torch.nn.Module):
@@ -159,13 +159,13 @@ class Net(torch.nn.Module):
         return z.mul_(2)
 
 
-def same(a, b) -> bool:
+def is_same(a, b) -> bool:
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and torch.equal(a, b)
     if isinstance(a, dict):
-        return type(a) is type(b) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        return type(a) is type(b) and list(a) == list(b) and all(is_same(a[k], b[k]) for k in a)
     if isinstance(a, tuple | list):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(map(is_same, a, b))
     return a == b
 
 
@@ -173,41 +173,41 @@ def test_inputs_catcher_records_tracing_input_form():
     """Calls are recorded in the form of tracing inputs."""
     net = Net()
     caught = clika_install_inputs_catcher(net)
-    net(x())
-    net(x(), x() * 2)
-    net(x=x(), y=x())
-    net(x(), scale=2.0, options={"deep": [x()]})
+    net(make_x())
+    net(make_x(), make_x() * 2)
+    net(x=make_x(), y=make_x())
+    net(make_x(), scale=2.0, options={"deep": [make_x()]})
     net([1.0], [2.0])
     expected = [
-        x(),
-        (x(), x() * 2),
-        {"x": x(), "y": x()},
-        (x(), {"scale": 2.0, "options": {"deep": [x()]}}),
+        make_x(),
+        (make_x(), make_x() * 2),
+        {"x": make_x(), "y": make_x()},
+        (make_x(), {"scale": 2.0, "options": {"deep": [make_x()]}}),
         ([1.0], [2.0]),
     ]
-    assert same(caught(), expected)
+    assert is_same(caught(), expected)
 
 
 def test_inputs_catcher_single_list_or_dict_positional():
     """A single list or dict is recorded as one positional argument."""
     net = torch.nn.Identity()
     caught = clika_install_inputs_catcher(net)
-    net([x()])
-    net({"x": x()})
-    assert same(caught(), [([x()],), ({"x": x()},)])
+    net([make_x()])
+    net({"x": make_x()})
+    assert is_same(caught(), [([make_x()],), ({"x": make_x()},)])
 
 
 def test_inputs_catcher_removed_when_called():
     """Calling the catcher removes it."""
     net = Net()
     caught = clika_install_inputs_catcher(net)
-    net(x())
+    net(make_x())
     assert len(caught()) == 1
     assert not net._forward_pre_hooks
-    net(x())
+    net(make_x())
     assert len(caught()) == 1
     anew = clika_install_inputs_catcher(net)
-    net(x(), x())
+    net(make_x(), make_x())
     assert len(anew()) == 1
 
 
@@ -225,7 +225,7 @@ def test_inputs_catcher_records_copies():
     (first,), (second,) = caught(), deeper()
     assert first.tolist() == [1, 1, 1]
     assert not first.requires_grad
-    assert same(second[1], {"options": [torch.ones(2), []]})
+    assert is_same(second[1], {"options": [torch.ones(2), []]})
 
 
 def test_inputs_catcher_ignores_user_hooks():
@@ -233,8 +233,8 @@ def test_inputs_catcher_ignores_user_hooks():
     net = Net()
     net.register_forward_pre_hook(lambda _, args: (args[0] * 100,))
     caught = clika_install_inputs_catcher(net)
-    net(x())
-    assert same(caught(), [x()])
+    net(make_x())
+    assert is_same(caught(), [make_x()])
 
 
 def test_inputs_catcher_inference_mode_tensors_trainable():
@@ -242,7 +242,7 @@ def test_inputs_catcher_inference_mode_tensors_trainable():
     net = Net()
     caught = clika_install_inputs_catcher(net)
     with torch.inference_mode():
-        net(x())
+        net(make_x())
     (t,) = caught()
     assert not t.is_inference()
     (torch.ones(2, 3, requires_grad=True) * t).sum().backward()
@@ -253,10 +253,10 @@ def test_inputs_catcher_method_restored():
     net = Net()
     before = dict(vars(net))
     caught = clika_install_inputs_catcher(net.decode)
-    assert net.decode(x()).sum() == 12
+    assert net.decode(make_x()).sum() == 12
     assert net.decode.__name__ == "decode"
     assert net.decode.__doc__ == Net.decode.__doc__
-    assert same(caught(), [x()])
+    assert is_same(caught(), [make_x()])
     assert vars(net) == before
     assert net.decode == Net.decode.__get__(net)
 
@@ -266,7 +266,7 @@ def test_inputs_catcher_instance_method_restored():
     net = Net()
     mine = net.__dict__["decode"] = Net.decode.__get__(net)
     caught = clika_install_inputs_catcher(net.decode)
-    net.decode(x())
+    net.decode(make_x())
     assert len(caught()) == 1
     assert net.__dict__["decode"] is mine
 
@@ -277,8 +277,8 @@ def test_inputs_catcher_raising_calls_recorded():
     caught = clika_install_inputs_catcher(net.decode)
     with pytest.raises(ValueError, match="no sides"):
         net.decode(torch.tensor(1.0))
-    net.decode(z=x())
-    assert same(caught(), [torch.tensor(1.0), {"z": x()}])
+    net.decode(z=make_x())
+    assert is_same(caught(), [torch.tensor(1.0), {"z": make_x()}])
     assert "decode" not in vars(net)
 
 
@@ -286,20 +286,20 @@ def test_inputs_catcher_forward_as_method():
     """`forward` can be recorded as a method."""
     net = Net()
     caught = clika_install_inputs_catcher(net.forward)
-    net.forward(x())
-    net(x())
-    assert same(caught(), [x(), x()])
+    net.forward(make_x())
+    net(make_x())
+    assert is_same(caught(), [make_x(), make_x()])
 
 
 def test_inputs_catcher_uninstall_keeps_records():
     """`uninstall` removes the catcher and keeps its records."""
     net = Net()
     caught = clika_install_inputs_catcher(net.decode)
-    net.decode(x())
+    net.decode(make_x())
     caught.uninstall()
     caught.uninstall()
     assert "decode" not in vars(net)
-    assert same(caught(), [x()])
+    assert is_same(caught(), [make_x()])
 
 
 @pytest.mark.parametrize("pick", [lambda n: n, lambda n: n.decode])
@@ -322,7 +322,7 @@ def test_inputs_catcher_method_twice_rejected():
     caught.uninstall()
 
 
-class Odd:
+class NoSlots:
     __slots__ = ()
 
     def run(self):
@@ -354,11 +354,14 @@ class Renamed:
         ),
         (Net, r"cannot catch the inputs of <class .*Net'>: it is a class. Pass a module"),
         (
-            Odd.make,
-            r"cannot catch the inputs of <bound method Odd\.make.*: it is a method. Pass a module, or a method of an",
+            NoSlots.make,
+            r"cannot catch the inputs of <bound method NoSlots\.make.*: it is a method. Pass a module, or a method of",
         ),
         (None, r"cannot catch the inputs of None: it is a NoneType. Pass a module"),
-        (Odd().run, r"cannot catch the inputs of Odd\.run: 'Odd' object attribute 'run' is read-only. Pass the module"),
+        (
+            NoSlots().run,
+            r"cannot catch the inputs of NoSlots\.run: 'NoSlots' object attribute 'run' is read-only. Pass the module",
+        ),
         (
             Renamed().public,
             r"cannot catch the inputs of hidden: its object does not have it as 'hidden'. Pass the module",
@@ -376,6 +379,6 @@ def test_inputs_catcher_module_copyable_afterwards():
     """A module can be copied after its catcher was removed."""
     net = Net()
     caught = clika_install_inputs_catcher(net)
-    net(x())
+    net(make_x())
     caught()
-    assert copy.deepcopy(net)(x()).shape == (2, 3)
+    assert copy.deepcopy(net)(make_x()).shape == (2, 3)

@@ -22,11 +22,11 @@ def test_sample_lines_shows_and_counts_current_line():
     """The current line of a thread is shown and counted."""
     shown, seen = [], threading.Event()
 
-    def progress(text):
+    def record_progress(text):
         shown.append(text)
         seen.set()
 
-    with sample_lines("tracing", progress) as lines:
+    with sample_lines("tracing", record_progress) as lines:
         assert seen.wait(timeout=60)
     assert re.fullmatch(r"tracing, at test_line_sampling\.py:\d+", shown[0])
     assert shown[0].removeprefix("tracing, at ") in lines
@@ -97,17 +97,17 @@ def test_sample_lines_keeps_no_frame_alive(monkeypatch):
     monkeypatch.setattr(line_sampling, "SAMPLING_INTERVAL_S", 0.001)
     seen = threading.Event()
 
-    def looked(_: str) -> None:
+    def slow_down_sampling(_: str) -> None:
         line_sampling.SAMPLING_INTERVAL_S = 60  # no second look, which would let go of the first
         seen.set()
 
-    class Held:
+    class Kept:
         pass
 
     def work() -> weakref.ref:
-        held = Held()
+        held = Kept()
         assert seen.wait(30)
         return weakref.ref(held)
 
-    with line_sampling.sample_lines("working", looked):
+    with line_sampling.sample_lines("working", slow_down_sampling):
         assert work()() is None

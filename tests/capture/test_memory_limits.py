@@ -17,7 +17,7 @@ from clika_ref.capture.memory_limits import freeze_gc, release_freed_memory, run
 
 
 @pytest.fixture(autouse=True)
-def nothing_frozen():
+def _unfreeze_gc():
     gc.unfreeze()
     yield
     gc.unfreeze()
@@ -44,7 +44,7 @@ def test_freeze_gc_keeps_objects_frozen_before():
     assert gc.get_freeze_count() > 0
 
 
-def resident_bytes():
+def measure_resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -55,9 +55,9 @@ def test_release_freed_memory_returns_memory_to_system():
     with release_freed_memory():
         blocks = [torch.empty(block, dtype=torch.uint8).fill_(1) for _ in range(1000)]
         stays = torch.empty(block, dtype=torch.uint8).fill_(1)
-        full = resident_bytes()
+        full = measure_resident_bytes()
         del blocks
-    assert full - resident_bytes() > 0.8 * 1000 * block
+    assert full - measure_resident_bytes() > 0.8 * 1000 * block
     assert stays.sum() == block
 
 
@@ -111,20 +111,20 @@ def test_release_freed_memory_trims_after_error(monkeypatch):
     assert calls == [0]
 
 
-def most_faults(depths=400, calls=100):
-    """Return the most page faults that calls at one depth of the stack met; a chunk of it is left at one depth."""
+def count_most_faults(depths=400, calls=100):
+    """Return the most page faults of calls at one depth of the stack; a call there leaves its stack chunk."""
 
-    def nothing():
+    def do_nothing():
         return None
 
-    def faults():
+    def count_faults():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
     def descend(depth):
-        before = faults()
+        before = count_faults()
         for _ in range(calls):
-            nothing()
-        met = faults() - before
+            do_nothing()
+        met = count_faults() - before
         return max(met, descend(depth - 1)) if depth else met
 
     return descend(depths)
@@ -132,13 +132,13 @@ def most_faults(depths=400, calls=100):
 
 def test_run_in_one_stack_chunk_avoids_page_faults():
     """Calls below a function in one stack chunk allocate no other chunk."""
-    assert run_in_one_stack_chunk(most_faults)() < 20
+    assert run_in_one_stack_chunk(count_most_faults)() < 20
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="mended in Python")
 def test_python_stack_chunk_boundary_causes_page_faults():
     """If this fails, Python no longer needs `run_in_one_stack_chunk`."""
-    assert most_faults() >= 100
+    assert count_most_faults() >= 100
 
 
 def test_run_in_one_stack_chunk_keeps_name_and_result():
@@ -146,9 +146,9 @@ def test_run_in_one_stack_chunk_keeps_name_and_result():
 
     @run_in_one_stack_chunk
     def double(number, *, times=1):
-        """Say so."""
+        """Return ``number * 2 ** times``."""
         return number * 2**times
 
     assert double(3, times=2) == 12
     assert double.__name__ == "double"
-    assert double.__doc__ == "Say so."
+    assert double.__doc__ == "Return ``number * 2 ** times``."

@@ -33,23 +33,23 @@ class Model(nn.Module):
         return torch.sin(self.head(x))
 
 
-def function(x: torch.Tensor) -> torch.Tensor:
+def compute_sine(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x)
 
 
-def scaled(scale: float, x: torch.Tensor) -> torch.Tensor:
+def scale_and_sine(scale: float, x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x * scale)
 
 
-def hook(_: nn.Module, _inputs: Any, x: torch.Tensor) -> torch.Tensor:
+def sine_hook(_: nn.Module, _inputs: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x)
 
 
-def helped(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return scaled(2.0, model(x))
+def call_with_helper(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return scale_and_sine(2.0, model(x))
 
 
-def dispatching(x: torch.Tensor) -> torch.Tensor:
+def call_singledispatch(x: torch.Tensor) -> torch.Tensor:
     return functools.singledispatch(torch.sin)(x)
 
 
@@ -61,16 +61,16 @@ class Below(nn.Module):
         self.head = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return helped(self.head, x)
+        return call_with_helper(self.head, x)
 
 
-def hooked() -> nn.Module:
+def make_hooked_layer() -> nn.Module:
     model = nn.Linear(2, 2)
-    model.register_forward_hook(hook)
+    model.register_forward_hook(sine_hook)
     return model
 
 
-def line_of(called) -> str:
+def find_sine_line(called) -> str:
     """The line of the call of ``sin``."""
     lines, first = inspect.getsourcelines(called)
     return f"test_origins.py:{first + next(i for i, line in enumerate(lines) if 'torch.sin' in line)}"
@@ -81,12 +81,12 @@ def line_of(called) -> str:
     [
         (Model, Model.forward),
         (lambda: Model().infer, Model.infer),
-        (lambda: function, function),
+        (lambda: compute_sine, compute_sine),
         (lambda: Model().predict, Model.predict),
-        (lambda: functools.partial(scaled, 2.0), scaled),
-        (hooked, hook),
-        (Below, scaled),
-        (lambda: dispatching, dispatching),
+        (lambda: functools.partial(scale_and_sine, 2.0), scale_and_sine),
+        (make_hooked_layer, sine_hook),
+        (Below, scale_and_sine),
+        (lambda: call_singledispatch, call_singledispatch),
     ],
     ids=["module", "method", "function", "decorated", "partial", "hook", "helper", "standard library"],
 )
@@ -94,7 +94,7 @@ def test_node_origin_has_line_of_user(make, called):
     """The origin of a node has the line of the user's call."""
     module = clika_compile(make(), tracing_inputs=[torch.zeros(1, 2)])
     (sin,) = [node for node in module.graph.nodes if node.op_type == "sin"]
-    assert sin.origin.line == line_of(called)
+    assert sin.origin.line == find_sine_line(called)
     assert all(line.startswith("test_origins.py:") for line in sin.origin.lines)
 
 
@@ -103,11 +103,11 @@ def test_guard_in_decorated_method_names_line(decorate):
     """A guard names the line of the user in a decorated method."""
 
     @decorate
-    def squeezed(x):
+    def squeeze(x):
         return torch.sin(x.squeeze())  # so that `innermost_model_line` finds it
 
-    module = clika_compile(squeezed, tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)])
-    assert f"Ne(batch, 1) (from {line_of(squeezed)})" in map(str, module.graph.guards)
+    module = clika_compile(squeeze, tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)])
+    assert f"Ne(batch, 1) (from {find_sine_line(squeeze)})" in map(str, module.graph.guards)
 
 
 def test_node_origin_has_module():
@@ -119,13 +119,13 @@ def test_node_origin_has_module():
 def test_unsupported_call_names_line():
     """An unsupported call of a function is reported with its line."""
 
-    def unsupported(x):
+    def call_bessel_j0(x):
         return torch.special.bessel_j0(x)
 
     with pytest.raises(
         ModelError, match=r"bessel_j0\S* in <root> at test_origins\.py:\d+: no operator is declared for it"
     ):
-        clika_compile(unsupported, tracing_inputs=[torch.zeros(3)])
+        clika_compile(call_bessel_j0, tracing_inputs=[torch.zeros(3)])
 
 
 @pytest.mark.parametrize("file", ["<stdin>", "<string>", "<ipython-input-1>", "typed.py"])
@@ -144,8 +144,8 @@ def test_is_installed_file_includes_torch_fx_code(tmp_path):
     assert [is_installed_file(f) for f in ("<eval_with_key>.3", torch.__file__, pytest.__file__)] == [True, True, True]
 
 
-def line_of_guard(text, file, line):
-    """Return the line of a guard that Dynamo says came from there."""
+def find_guard_line(text, file, line):
+    """Return the line of a guard that Dynamo attributes to a file and a line."""
     table, raw = SymbolTable(Graph("g")), sympy.Symbol("s0", integer=True)
     table.known_symbols[raw] = make_symbol("n")
     sloc = SimpleNamespace(maybe_user_loc=f"{text}  # {file}:{line} in forward", framework_loc=None)
@@ -158,8 +158,8 @@ def test_guard_line_distinguishes_shortened_file_names():
     source = inspect.getsource(torch.nn.functional).splitlines()
     line = next(i for i, text in enumerate(source, 1) if text.startswith("def relu("))
     packaged, own = (
-        line_of_guard(source[line - 1], "nn/functional.py", line),
-        line_of_guard("if n > 4:", "nn/functional.py", line),
+        find_guard_line(source[line - 1], "nn/functional.py", line),
+        find_guard_line("if n > 4:", "nn/functional.py", line),
     )
     assert (packaged, own) == (f"torch/nn/functional.py:{line}", f"functional.py:{line}")
-    assert line_of_guard("", "site-packages/vision/resnet.py", 3) == "vision/resnet.py:3"
+    assert find_guard_line("", "site-packages/vision/resnet.py", 3) == "vision/resnet.py:3"

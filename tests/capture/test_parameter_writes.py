@@ -18,30 +18,30 @@ class Writing(nn.Module):
         return x * self.weight
 
 
-def adds(model):
+def add_to_weight(model):
     with torch.no_grad():
         model.weight.add_(1)
 
 
-def doubles_data(model):
+def double_data(model):
     model.weight.data.mul_(2)
 
 
-def doubles_what_it_held(model):
+def double_kept_weight(model):
     model.held[0].mul_(2)
 
 
-def doubles_where_nothing_traces(model):
+def double_outside_tracing(model):
     if not torch.compiler.is_compiling() and isinstance(model.weight, nn.Parameter):
         model.weight.data.mul_(2)
 
 
-def assigns_data(model):
+def assign_data(model):
     model.weight.data = model.weight.data * 2
 
 
 @pytest.mark.parametrize("discard", [True, False])
-@pytest.mark.parametrize("write", [adds, doubles_data])
+@pytest.mark.parametrize("write", [add_to_weight, double_data])
 def test_parameter_write_follows_eager_and_undone(discard, write):
     """A written parameter follows eager, and the original is restored."""
     model, reference, x = Writing(write), Writing(write), torch.ones(2, 3)
@@ -56,11 +56,11 @@ def test_parameter_write_follows_eager_and_undone(discard, write):
     ("write", "message"),
     [
         (
-            doubles_where_nothing_traces,
+            double_outside_tracing,
             r"writes to weight in a way that this trace does not record, .* self.weight.copy_\(...\)",
         ),
         (
-            assigns_data,
+            assign_data,
             r"forward assigns to the .data of 'weight', which a graph cannot represent. Write to it in place",
         ),
     ],
@@ -76,11 +76,11 @@ def test_parameter_write_missed_by_trace_rejected(discard, write, message):
 def test_parameter_data_assigned_own_copy_accepted():
     """Assigning a copy of its own data to a weight is no write."""
 
-    def moved(model):
+    def replace_data(model):
         model.weight.data = model.weight.data.clone()
 
     x = torch.ones(2, 3)
-    module = clika_compile(Writing(moved), tracing_inputs=[x])
+    module = clika_compile(Writing(replace_data), tracing_inputs=[x])
     assert torch.equal(module(x), x)
 
 
@@ -91,7 +91,7 @@ def test_parameter_data_read_detached_and_follows_weight():
         def forward(self, x):
             return (x * self.weight.data).data.exp() * self.weight
 
-    model, x = Reads(adds), torch.randn(2, 3)
+    model, x = Reads(add_to_weight), torch.randn(2, 3)
     module = clika_compile(model, tracing_inputs=[x, torch.randn(4, 3)], discard_input_model=False)
     for net in (model, module):
         net(x).sum().backward()
@@ -104,7 +104,7 @@ def test_parameter_data_read_detached_and_follows_weight():
 
 def test_parameter_sharing_written_memory_rejected():
     """A weight that shares the memory of a written tensor raises an error."""
-    model = Writing(doubles_what_it_held)
+    model = Writing(double_kept_weight)
     with pytest.raises(ModelError, match="'weight' shares memory with another parameter, buffer or tensor that forw"):
         clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=False)
     assert torch.equal(model.weight, torch.ones(3))
@@ -123,7 +123,7 @@ class SharedNorm(nn.Module):
 
 
 class TiedWeight(nn.Module):
-    """One weight under two names, written to under one of them."""
+    """One weight under two names; forward writes to one of them."""
 
     def __init__(self):
         super().__init__()

@@ -21,7 +21,7 @@ REPLACED = (
 )
 
 
-def found():
+def read_patched_attributes():
     return [vars(owner).get(name, "inherited") for owner, name in REPLACED]
 
 
@@ -70,16 +70,16 @@ class Compiling(nn.Module):
 
 def test_clika_compile_nested_compilation_restores_pytorch():
     """A model that compiles another one leaves PyTorch unpatched."""
-    before = found()
+    before = read_patched_attributes()
     with pytest.raises(ModelError, match="cannot be captured as one graph"):
         clika_compile(Compiling(), tracing_inputs=[torch.ones(2, 3)])
-    assert found() == before
+    assert read_patched_attributes() == before
 
 
 def test_trace_patches_current_thread_only():
     """Other threads keep inference mode, proxies and `.data` unpatched during a trace."""
 
-    def elsewhere():
+    def run_in_other_thread():
         x = torch.ones(2)
         with torch.inference_mode():
             inferred = torch.is_inference_mode_enabled()
@@ -89,7 +89,7 @@ def test_trace_patches_current_thread_only():
 
     def run(module, call, shapes):
         with ThreadPoolExecutor() as threads:
-            answers.append(threads.submit(elsewhere).result())
+            answers.append(threads.submit(run_in_other_thread).result())
         return TRACERS[-1].run(module, call, shapes)
 
     answers = []
@@ -101,14 +101,14 @@ def test_error_recorder_ignores_other_threads():
     """Errors of other threads are not recorded."""
     raised = ErrorRecorder()
 
-    def failing():
+    def catch_key_error():
         try:
             raised.watch(lambda: {}["a"])()
         except KeyError:
             return
 
     with ThreadPoolExecutor() as threads:
-        threads.submit(failing).result()
+        threads.submit(catch_key_error).result()
     assert not raised.describe_caught()
-    failing()
+    catch_key_error()
     assert len(raised.describe_caught()) == 1

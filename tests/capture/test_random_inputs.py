@@ -12,7 +12,7 @@ TELLING = {
     "different floats": torch.arange(6.0).reshape(2, 3),
     "positions": torch.arange(5),
     "complex numbers": torch.complex(torch.arange(4.0), torch.arange(4.0) + 4),
-    "half of one value": torch.tensor([0.0, 0.0, 1.0, 2.0]),
+    "half of the elements equal": torch.tensor([0.0, 0.0, 1.0, 2.0]),
     "both truth values": torch.tensor([True, False]),
     "eight bits": torch.arange(4.0).to(torch.float8_e4m3fn),
     "no element": torch.zeros(0, 3),

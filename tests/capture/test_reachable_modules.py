@@ -13,28 +13,28 @@ from clika_ref.capture.reachable_modules import MAX_SEARCHED_ENTRIES, MAX_VALUES
 X = torch.ones(2, 3)
 
 
-def network():
+def make_network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
 
 
-NET = network()
-TABLE = {"n": network()}
+NET = make_network()
+TABLE = {"n": make_network()}
 
 
-def by_name(x):
+def call_by_name(x):
     return NET(x)
 
 
-def by_table(x):
+def call_by_table(x):
     return TABLE["n"](x)
 
 
-def by_another_function(x):
-    return by_table(x) + 0
+def call_by_function(x):
+    return call_by_table(x) + 0
 
 
-def in_closure(value, call):
+def call_in_closure(value, call):
     return lambda x: call(value, x)
 
 
@@ -42,7 +42,7 @@ class Pipe:
     """A plain object with a module in a dict, called itself or by a method."""
 
     def __init__(self):
-        self.half = {"of it": network()}
+        self.half = {"of it": make_network()}
 
     def __call__(self, x):
         return self.half["of it"](x)
@@ -52,12 +52,12 @@ class Pipe:
 
 
 FUNCTIONS = {
-    "NET": by_name,
-    "TABLE_n": by_table,
-    "by_table_TABLE_n": by_another_function,
-    "value_n": in_closure({"n": network()}, lambda d, x: d["n"](x)),
-    "value_0_1": in_closure([(0, network())], lambda v, x: v[0][1](x)),
-    "value_net": in_closure(types.SimpleNamespace(net=network()), lambda v, x: v.net(x)),
+    "NET": call_by_name,
+    "TABLE_n": call_by_table,
+    "by_table_TABLE_n": call_by_function,
+    "value_n": call_in_closure({"n": make_network()}, lambda d, x: d["n"](x)),
+    "value_0_1": call_in_closure([(0, make_network())], lambda v, x: v[0][1](x)),
+    "value_net": call_in_closure(types.SimpleNamespace(net=make_network()), lambda v, x: v.net(x)),
     "half_of_it": Pipe(),
     "0_half_of_it": functools.partial(Pipe.run, Pipe()),
 }
@@ -82,14 +82,14 @@ def test_clika_compile_method_of_object_owns_modules():
 
 def test_find_reachable_modules_ignores_attribute_names():
     """The name of an attribute does not refer to a global module."""
-    names = {"pipe": Pipe(), "run": network()}
+    names = {"pipe": Pipe(), "run": make_network()}
     function = types.FunctionType((lambda x: pipe.run(x) + 0).__code__, names)  # noqa: F821 - a global of the function
     assert list(find_reachable_modules(function)) == ["pipe_half_of_it"]
 
 
 def test_clika_compile_function_keeps_module_modes():
     """Modules that a function uses keep their training modes."""
-    net = network()
+    net = make_network()
     net[1].eval()
     module = clika_compile(lambda x: net(x) + 0, tracing_inputs=[X])
     assert [part.training for part in net.modules()] == [True, True, False]
@@ -98,13 +98,15 @@ def test_clika_compile_function_keeps_module_modes():
 
 def test_find_reachable_modules_found_once_without_parts():
     """A module is found once, and its parts are not listed."""
-    net = network()
-    assert list(find_reachable_modules(in_closure([net, net[0], {"again": net}], None))) == ["value_0"]
+    net = make_network()
+    assert list(find_reachable_modules(call_in_closure([net, net[0], {"again": net}], None))) == ["value_0"]
 
 
 def test_find_reachable_modules_names_valid_and_unique():
     """Names are valid and unique."""
-    found = find_reachable_modules(functools.partial(print, {"a b": network(), "a.b": network()}, half=network()))
+    found = find_reachable_modules(
+        functools.partial(print, {"a b": make_network(), "a.b": make_network()}, half=make_network())
+    )
     assert list(found) == ["half_", "0_a_b", "0_a_b_1"], "the nearest first"
 
 
@@ -113,7 +115,7 @@ def test_find_reachable_modules_names_valid_and_unique():
 )
 def test_clika_compile_module_variable_of_any_name(name):
     """A module may be held by a variable of any name."""
-    net = network()
+    net = make_network()
     function = types.FunctionType((lambda x: held(x) + 0).__code__.replace(co_names=(name,)), {name: net})  # noqa: F821
     module = clika_compile(function, tracing_inputs=[X], discard_input_model=False)
     assert len(list(module.parameters())) == 2
@@ -133,18 +135,18 @@ class Counted(dict):
 
 def test_find_reachable_modules_large_containers_limited():
     """Only the first entries of large containers are searched."""
-    entries, net = 2 * MAX_SEARCHED_ENTRIES, network()
+    entries, net = 2 * MAX_SEARCHED_ENTRIES, make_network()
     table = Counted((i, Counted.fromkeys(range(entries))) for i in range(entries))
-    assert list(find_reachable_modules(in_closure([table, [0.0] * entries, net], None))) == ["value_2"]
+    assert list(find_reachable_modules(call_in_closure([table, [0.0] * entries, net], None))) == ["value_2"]
     assert Counted.looks <= MAX_SEARCHED_ENTRIES + MAX_VALUES_PER_DEPTH + MAX_SEARCHED_ENTRIES
 
 
-class Hoarder(nn.Module):
+class InList(nn.Module):
     """A list hides its modules from PyTorch."""
 
     def __init__(self):
         super().__init__()
-        self.hidden = [network()]
+        self.hidden = [make_network()]
 
     def forward(self, x):
         return nn.Identity()(self.hidden[0](x))
@@ -152,11 +154,11 @@ class Hoarder(nn.Module):
 
 def test_clika_compile_unregistered_module_warned(tmp_path):
     """A module that is not registered in the model gives a warning with its line."""
-    clika_compile(Hoarder(), tracing_inputs=[X], logs_dir=tmp_path)
+    clika_compile(InList(), tracing_inputs=[X], logs_dir=tmp_path)
     text = next(tmp_path.iterdir()).read_text()
-    line = Hoarder.forward.__code__.co_firstlineno + 1
+    line = InList.forward.__code__.co_firstlineno + 1
     message = (
-        f"Warning: Sequential, called at test_reachable_modules.py:{line}, is not part of Hoarder: its weights become"
+        f"Warning: Sequential, called at test_reachable_modules.py:{line}, is not part of InList: its weights become"
     )
     assert text.count(message) == 1
     assert text.count("Warning") == 1, "its parts go without saying, and nn.Identity has no weights"

@@ -22,16 +22,16 @@ class Autocast(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_region_computes_in_its_dtype(agree, dtype):
+def test_autocast_region_computes_in_its_dtype(compile_and_compare, dtype):
     """An autocast region computes in its dtype, with explicit casts."""
-    module = agree(Autocast(dtype), [torch.randn(3, 8), torch.randn(4, 8)], [torch.randn(1, 8)])
+    module = compile_and_compare(Autocast(dtype), [torch.randn(3, 8), torch.randn(4, 8)], [torch.randn(1, 8)])
     assert module(torch.randn(2, 8))[1].dtype == dtype
     assert all("autocast" not in node.op.name for node in module.graph.nodes)
     casts = [node for node in module.graph.nodes if node.attrs.get("dtype") == dtype]
     assert casts, "the casts of the region must be explicit"
 
 
-def test_autocast_disabled_inside_region_casts_no_tensor(agree):
+def test_autocast_disabled_inside_region_casts_no_tensor(compile_and_compare):
     """A disabled region inside an autocast region casts no tensor."""
     linear = nn.Linear(4, 4)
 
@@ -47,7 +47,7 @@ def test_autocast_disabled_inside_region_casts_no_tensor(agree):
                     z = self.linear(x)
                 return y, z, torch.cat([y.float(), z])
 
-    module = agree(Nested(), [torch.randn(2, 4)])
+    module = compile_and_compare(Nested(), [torch.randn(2, 4)])
     y, z, _ = module(torch.randn(2, 4))
     assert (y.dtype, z.dtype) == (torch.bfloat16, torch.float32)
 
@@ -76,13 +76,13 @@ def test_no_grad_region_stops_same_gradients():
     torch.testing.assert_close(module.head.weight.grad, original.head.weight.grad)
 
 
-def clamped_weight(net, x):
+def clamp_weight(net, x):
     with torch.no_grad():
         net.weight.clamp_(-1, 1)
     return x @ net.weight
 
 
-def half_written_result(net, x):
+def write_result_column(net, x):
     y = x @ net.weight
     first = y[0]
     with torch.no_grad():
@@ -91,13 +91,13 @@ def half_written_result(net, x):
     return y * first
 
 
-def written_behind_detach(net, x):
+def clamp_detached(net, x):
     y = x @ net.weight
     y.detach().clamp_(min=0)
     return y * 3
 
 
-def written_inside(net, x):
+def write_inside_region(net, x):
     with torch.no_grad():
         y = x @ net.weight
         y += 1
@@ -113,7 +113,7 @@ class Net(nn.Module):
         return self.compute(self, x)
 
 
-@pytest.mark.parametrize("compute", [clamped_weight, half_written_result, written_behind_detach, written_inside])
+@pytest.mark.parametrize("compute", [clamp_weight, write_result_column, clamp_detached, write_inside_region])
 def test_gradients_flow_past_no_grad_writes(compute):
     """Gradients flow past writes without gradients as in eager."""
     torch.manual_seed(0)
@@ -126,25 +126,25 @@ def test_gradients_flow_past_no_grad_writes(compute):
     torch.testing.assert_close(module.weight, original.weight)
 
 
-def complex_made_inside(net, x):
+def make_complex_inside_region(net, x):
     with torch.no_grad():
         z = torch.complex(x @ net.weight, x)
     return torch.view_as_real(z * net.spectrum[0])
 
 
-def complex_weight_written(net, x):
+def write_complex_weight(net, x):
     with torch.no_grad():
         net.spectrum.mul_(0.5)
     return torch.view_as_real(net.spectrum * (x @ net.weight)[0])
 
 
-def complex_written_behind_detach(net, x):
+def write_complex_detached(net, x):
     z = torch.complex(x @ net.weight, x)
     z.detach().mul_(2)
     return torch.view_as_real(z * net.spectrum[0])
 
 
-def complex_row_written(net, x):
+def write_complex_row(net, x):
     z = torch.complex(x @ net.weight, x)
     z[0].mul_(2j)
     z[:, 1:3] += net.spectrum[0, 1:3]
@@ -152,7 +152,7 @@ def complex_row_written(net, x):
 
 
 @pytest.mark.parametrize(
-    "compute", [complex_made_inside, complex_weight_written, complex_written_behind_detach, complex_row_written]
+    "compute", [make_complex_inside_region, write_complex_weight, write_complex_detached, write_complex_row]
 )
 def test_complex_gradients_flow_past_no_grad_writes(compute):
     """Gradients of complex tensors stop and flow past writes as in eager."""
@@ -199,14 +199,14 @@ def test_inference_mode_region_stops_gradients():
 def test_inference_mode_false_inside_region_keeps_gradients(outer):
     """Gradients flow in `inference_mode(False)` inside another region."""
 
-    def resumed(net, x):
+    def resume_gradients(net, x):
         with outer():
             scale = net.weight[0] * 2
             with torch.inference_mode(False):
                 y = x.clone() * net.weight[1]
         return y * scale.clone()
 
-    original, x = Net(resumed), torch.randn(2, 4)
+    original, x = Net(resume_gradients), torch.randn(2, 4)
     module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
     for net in (original, module):
         net(x).square().sum().backward()
@@ -234,26 +234,26 @@ def test_detach_stops_same_gradients():
     torch.testing.assert_close(module.linear.weight.grad, original.linear.weight.grad)
 
 
-def test_integer_and_bool_inputs_match_eager(agree):
+def test_integer_and_bool_inputs_match_eager(compile_and_compare):
     """Integer and bool inputs match eager."""
 
-    def masked(ids, mask, x):
+    def mask_inputs(ids, mask, x):
         return ids // 2 + mask, x.masked_fill(mask, 0), ids[mask.any(1)], (ids > 3) ^ mask, ids / 2
 
-    def made(rows):
+    def make_inputs(rows):
         return (torch.randint(-9, 9, (rows, 3)), torch.rand(rows, 3) > 0.5, torch.randn(rows, 3))
 
-    agree(masked, [made(2), made(4)], [made(1), made(7)])
+    compile_and_compare(mask_inputs, [make_inputs(2), make_inputs(4)], [make_inputs(1), make_inputs(7)])
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.float64])
-def test_input_dtypes_kept(agree, dtype):
+def test_input_dtypes_kept(compile_and_compare, dtype):
     """Inputs keep their dtype."""
-    agree(lambda x: x * 2 + x, [torch.arange(6).to(dtype)])
+    compile_and_compare(lambda x: x * 2 + x, [torch.arange(6).to(dtype)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_float16_bfloat16_float64_models_match_eager(agree, dtype):
+def test_float16_bfloat16_float64_models_match_eager(compile_and_compare, dtype):
     """FP16, BF16 and float64 models match eager."""
 
     class Net(nn.Module):
@@ -265,7 +265,9 @@ def test_float16_bfloat16_float64_models_match_eager(agree, dtype):
             return self.head(self.norm(torch.relu(self.conv(x)).mean((2, 3))))
 
     shapes = [(2, 3, 8, 8), (3, 3, 8, 8)]
-    agree(Net().to(dtype), [torch.randn(s, dtype=dtype) for s in shapes], [torch.randn(1, 3, 8, 8, dtype=dtype)])
+    compile_and_compare(
+        Net().to(dtype), [torch.randn(s, dtype=dtype) for s in shapes], [torch.randn(1, 3, 8, 8, dtype=dtype)]
+    )
 
 
 class Tied(nn.Module):
@@ -285,10 +287,10 @@ class Tied(nn.Module):
         return self.head(x)
 
 
-def test_tied_weights_stay_tied(agree):
+def test_tied_weights_stay_tied(compile_and_compare):
     """Tied weights stay tied under all their names."""
     original = Tied()
-    module = agree(original, [torch.randint(0, 10, (2, 3))], discard_input_model=False)
+    module = compile_and_compare(original, [torch.randint(0, 10, (2, 3))], discard_input_model=False)
     assert set(module.state_dict()) == {*original.state_dict(), "_extra_state"}
     assert module.head.weight is module.embed.weight
     assert module.again.weight is module.mix.weight
@@ -310,26 +312,26 @@ def test_tied_weights_updated_together():
     torch.testing.assert_close(module(ids), original(ids))
 
 
-def test_constants_in_forward_kept(agree):
+def test_constants_in_forward_kept(compile_and_compare):
     """Constants made in forward are kept."""
     table = torch.randn(4)
 
-    def constants(x):
+    def add_constants(x):
         return x + torch.tensor([1.0, 2, 3, 4]) * table + torch.arange(4) + torch.tensor(0.5) + torch.eye(4)[0]
 
-    agree(constants, [torch.randn(2, 4), torch.randn(3, 4)], [torch.randn(1, 4)])
+    compile_and_compare(add_constants, [torch.randn(2, 4), torch.randn(3, 4)], [torch.randn(1, 4)])
 
 
-def test_constants_of_sizes_follow_sizes(agree):
+def test_constants_of_sizes_follow_sizes(compile_and_compare):
     """Constants made from sizes follow the sizes."""
 
-    def positions(x):
+    def add_positions(x):
         return x + torch.arange(x.shape[1]) / x.shape[1] + torch.ones(x.shape[0], 1) * x.numel()
 
-    agree(positions, [torch.randn(2, 4), torch.randn(3, 5)], [torch.randn(1, 1), torch.randn(7, 7)])
+    compile_and_compare(add_positions, [torch.randn(2, 4), torch.randn(3, 5)], [torch.randn(1, 1), torch.randn(7, 7)])
 
 
-def test_plain_tensor_attribute_stored_with_prefix(agree):
+def test_plain_tensor_attribute_stored_with_prefix(compile_and_compare):
     """A tensor attribute that is no buffer is stored under our prefix."""
 
     class Plain(nn.Module):
@@ -341,7 +343,7 @@ def test_plain_tensor_attribute_stored_with_prefix(agree):
         def forward(self, x):
             return x * self.weight + self.table
 
-    module = agree(Plain(), [torch.randn(2, 3)])
+    module = compile_and_compare(Plain(), [torch.randn(2, 3)])
     added = set(module.state_dict()) - {"weight", "_extra_state"}
     assert added, "a tensor that is no parameter and no buffer must be stored"
     assert all(name.startswith("clika.") for name in added)

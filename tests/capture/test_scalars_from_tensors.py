@@ -27,8 +27,8 @@ class Scaled(nn.Module):
         return self.function(x * self.weight, self.gain)
 
 
-def gradients(model):
-    """Train one step on X and return what every parameter got."""
+def compute_gradients(model):
+    """Train one step on X and return the gradient of every parameter."""
     model(X).pow(2).sum().backward()
     return {name: p.grad for name, p in model.named_parameters()}
 
@@ -47,7 +47,7 @@ def test_item_stops_gradients(function):
     """No gradient flows through a number that is read from a tensor."""
     model = Scaled(function)
     module = clika_compile(copy.deepcopy(model), tracing_inputs=[X])
-    torch.testing.assert_close(gradients(module), gradients(model))
+    torch.testing.assert_close(compute_gradients(module), compute_gradients(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -64,9 +64,9 @@ def test_item_stops_gradients(function):
         lambda x, n: torch.where(x > 0.5, x, n.item()),
     ],
 )
-def test_item_promotes_as_python_number(agree, tmp_path, function, dtype):
+def test_item_promotes_as_python_number(compile_and_compare, tmp_path, function, dtype):
     """A number that is read from a tensor promotes as a Python number."""
-    module = agree(function, [(X, torch.tensor(0.3, dtype=dtype))])
+    module = compile_and_compare(function, [(X, torch.tensor(0.3, dtype=dtype))])
     module.clika_export(tmp_path / "promoted.onnx")
 
 
@@ -83,10 +83,10 @@ def test_item_promotes_as_python_number(agree, tmp_path, function, dtype):
         lambda x, n: torch.cat([x[: int(n)], x[: math.floor(n.item()) - 1], x[math.ceil(n.item() / 2) - 1 :]]),
     ],
 )
-def test_item_python_arithmetic_matches_eager(agree, tmp_path, function):
+def test_item_python_arithmetic_matches_eager(compile_and_compare, tmp_path, function):
     """Python arithmetic with a number from a tensor matches eager."""
     inputs = [(X, torch.tensor(2.7)), (torch.cat([X, X]), torch.tensor(3.5))]
-    module = agree(function, inputs, [(X, torch.tensor(1.1))])
+    module = compile_and_compare(function, inputs, [(X, torch.tensor(1.1))])
     module.clika_export(tmp_path / "computed.onnx")
 
 
@@ -125,9 +125,9 @@ class Cache(nn.Module):
         return self.kept.sum(0) * self.position.item()
 
 
-def test_item_of_buffer_read_at_each_call(agree, tmp_path):
+def test_item_of_buffer_read_at_each_call(compile_and_compare, tmp_path):
     """An integer in a buffer is read again at each call."""
-    module = agree(Cache(), [X], [X, 2 * X])
+    module = compile_and_compare(Cache(), [X], [X, 2 * X])
     module.clika_export(tmp_path / "cache.onnx")
 
 
@@ -150,7 +150,7 @@ def test_item_of_buffer_may_change_between_calls(read):
     torch.testing.assert_close(module(X), read(X, module.count))
 
 
-def signs(x, k):
+def use_signed_integer(x, k):
     return x.roll(k, 1), x + k // 2, x * (k % 3), x * max(k, 0), x * abs(k), x[:, :k]
 
 
@@ -159,7 +159,7 @@ def test_item_negative_numbers_match_eager(tmp_path, read):
     """Negative integers match eager, also after pickling."""
 
     def model(x, k):
-        return signs(x, int(k))
+        return use_signed_integer(x, int(k))
 
     x = torch.arange(24.0).reshape(2, 12)
     compiled = clika_compile(model, tracing_inputs=[(x, read(3)), (x, read(5))], logs_dir=None)

@@ -12,7 +12,7 @@ from clika_ref.capture import capture
 
 
 class Stateful(nn.Module):
-    """Calls a function with itself; its buffers hold numbers that differ."""
+    """Calls a function with itself; its buffers contain different numbers."""
 
     def __init__(self, body):
         super().__init__()
@@ -25,7 +25,7 @@ class Stateful(nn.Module):
 
 
 class Around(nn.Module):
-    """Holds such a module, of whose assignments torch.export says nothing."""
+    """Contains such a module, whose assignments torch.export does not report."""
 
     def __init__(self, body):
         super().__init__()
@@ -35,25 +35,25 @@ class Around(nn.Module):
         return self.inner(x * 1)
 
 
-def returns_what_it_read(self, x):
+def return_read_state(self, x):
     held = self.old
     self.old = held * 0.5
     return x, held
 
 
-def returns_a_part_of_what_it_read(self, x):
+def return_part_of_read_state(self, x):
     held = self.old
     self.old = held * 0.5
     return x, held[:2]
 
 
-def writes_to_what_it_read(self, x):
+def write_read_state(self, x):
     held = self.old
     held.mul_(0.5)
     return x, held, self.old[:2]
 
 
-def writes_and_assigns(self, x):
+def write_and_assign(self, x):
     held = self.old
     held.add_(x.sum())
     self.old = held + 1
@@ -61,24 +61,24 @@ def writes_and_assigns(self, x):
     return held, self.old
 
 
-def writes_to_what_it_assigned(self, x):
+def write_assigned_state(self, x):
     self.old = self.old * 0.5
     self.old.add_(x.sum())
     return x + self.old.sum()
 
 
-def swaps(self, x):
+def swap_states(self, x):
     self.old, self.other = self.other[:], self.old
     return x, self.old
 
 
-def keeps_its_input(self, x):
+def keep_input(self, x):
     before = self.old
     self.old = x
     return x - before
 
 
-def moves_an_average(self, x):
+def update_average(self, x):
     result = x - self.old
     self.old = self.old * 0.9 + 0.1 * x.detach().mean(0)
     return result
@@ -88,19 +88,19 @@ def moves_an_average(self, x):
 @pytest.mark.parametrize(
     "body",
     [
-        returns_what_it_read,
-        returns_a_part_of_what_it_read,
-        writes_to_what_it_read,
-        writes_and_assigns,
-        writes_to_what_it_assigned,
-        swaps,
-        keeps_its_input,
-        moves_an_average,
+        return_read_state,
+        return_part_of_read_state,
+        write_read_state,
+        write_and_assign,
+        write_assigned_state,
+        swap_states,
+        keep_input,
+        update_average,
     ],
 )
-def test_state_writes_and_reads_follow_eager(agree, kind, body):
+def test_state_writes_and_reads_follow_eager(compile_and_compare, kind, body):
     """State and tensors read from it follow eager over several calls."""
-    agree(kind(body), [torch.randn(3, 4)], [torch.randn(3, 4) for _ in range(3)])
+    compile_and_compare(kind(body), [torch.randn(3, 4)], [torch.randn(3, 4) for _ in range(3)])
 
 
 class Recurrent(nn.Module):
@@ -118,9 +118,9 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.* were assigned during export:UserWarning")
-def test_state_of_recurrent_network_follows_eager(agree):
+def test_state_of_recurrent_network_follows_eager(compile_and_compare):
     """A recurrent network keeps its state."""
-    agree(Recurrent(), [torch.randn(2, 3, 4), torch.randn(2, 5, 4)], [torch.randn(2, 4, 4)])
+    compile_and_compare(Recurrent(), [torch.randn(2, 3, 4), torch.randn(2, 5, 4)], [torch.randn(2, 4, 4)])
 
 
 class Rolling(nn.Module):
@@ -137,44 +137,46 @@ class Rolling(nn.Module):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_state_of_cache_and_running_stats_follows_eager(agree, train):
+def test_state_of_cache_and_running_stats_follows_eager(compile_and_compare, train):
     """A cache and running statistics follow eager."""
     inputs, unseen = [torch.randn(3, 4), torch.randn(5, 4)], [torch.randn(2, 4), torch.randn(4, 4)]
-    agree(Rolling().train(train), inputs, unseen, skip_eval_set_mode=True)
+    compile_and_compare(Rolling().train(train), inputs, unseen, skip_eval_set_mode=True)
 
 
-def assigns_for_long_inputs(self, x):
+def assign_for_long_inputs(self, x):
     if x.shape[0] > 3:
         self.old = self.old + 1
     return x
 
 
-def test_state_assigned_in_branch_guarded(agree):
+def test_state_assigned_in_branch_guarded(compile_and_compare):
     """State that a branch assigns is served on that branch only."""
-    module = agree(Around(assigns_for_long_inputs), [torch.randn(4, 4), torch.randn(5, 4)], [torch.randn(6, 4)])
+    module = compile_and_compare(
+        Around(assign_for_long_inputs), [torch.randn(4, 4), torch.randn(5, 4)], [torch.randn(6, 4)]
+    )
     with pytest.raises(ModelError, match=r"violates .*> 3"):
         module(torch.randn(2, 4))
     with pytest.raises(ModelError, match="the model takes a different branch for input 2"):
-        clika_compile(Around(assigns_for_long_inputs), tracing_inputs=[torch.randn(4, 4), torch.randn(2, 4)])
+        clika_compile(Around(assign_for_long_inputs), tracing_inputs=[torch.randn(4, 4), torch.randn(2, 4)])
 
 
 def test_state_write_dropped_by_trace_rejected(monkeypatch):
     """A trace that drops a write to a buffer raises an error."""
     monkeypatch.setattr(capture, "trace_assignments_as_writes", lambda *_: contextlib.nullcontext())
     with pytest.raises(ModelError, match=r"forward writes to inner.old in a way that this trace does not record"):
-        clika_compile(Around(returns_what_it_read), tracing_inputs=[torch.randn(3, 4)])
+        clika_compile(Around(return_read_state), tracing_inputs=[torch.randn(3, 4)])
 
 
 def test_state_disagreeing_with_eager_rejected():
     """A graph that leaves other data in a buffer raises an error."""
     calls = itertools.count(1)
 
-    def counts_in_python(self, x):
+    def count_in_python(self, x):
         self.old.fill_(next(calls))
         return x
 
     with pytest.raises(ModelError, match="disagrees with eager on input 1: old after the call is off by"):
-        clika_compile(Stateful(counts_in_python), tracing_inputs=[torch.randn(3, 4)])
+        clika_compile(Stateful(count_in_python), tracing_inputs=[torch.randn(3, 4)])
 
 
 class Growing(nn.Module):
@@ -190,15 +192,15 @@ class Growing(nn.Module):
         return x + self.held.sum()
 
 
-def appended(held, x):
+def append_rows(held, x):
     return torch.cat([held, x])
 
 
-def begun(held, x):
+def start_or_add(held, x):
     return x if held is None else held + x
 
 
-def table(held, x):
+def extend_table(held, x):
     return torch.arange(float(x.shape[1])) if held is None or held.numel() < x.shape[1] else held
 
 
@@ -206,11 +208,11 @@ def table(held, x):
     ("grow", "buffer", "message"),
     [
         (
-            appended,
+            append_rows,
             torch.zeros(0, 4),
             r"assigns 'held' to float32\[3, 4\] from float32\[0, 4\], and the next call reads",
         ),
-        (begun, None, r"assigns 'held' to float32\[3, 4\] from nothing, and the next call reads it"),
+        (start_or_add, None, r"assigns 'held' to float32\[3, 4\] from nothing, and the next call reads it"),
     ],
 )
 def test_state_of_other_shape_read_by_next_call_rejected(grow, buffer, message):
@@ -223,7 +225,7 @@ def test_state_of_other_shape_read_by_next_call_rejected(grow, buffer, message):
 def test_state_cached_table_accepted_with_warning(buffer, tmp_path):
     """A cached table is no state and gives a warning."""
     x = torch.ones(3, 4)
-    module = clika_compile(Growing(table, buffer), tracing_inputs=[x], logs_dir=tmp_path)
+    module = clika_compile(Growing(extend_table, buffer), tracing_inputs=[x], logs_dir=tmp_path)
     for _ in range(2):
         torch.testing.assert_close(module(x), torch.full((3, 4), 7.0))
     (log,) = tmp_path.iterdir()
@@ -233,11 +235,11 @@ def test_state_cached_table_accepted_with_warning(buffer, tmp_path):
 def test_state_rebound_parameter_rejected():
     """A rebound parameter raises an error that names it."""
 
-    def rebinds(self, x):
+    def rebind_parameter(self, x):
         self.weight = nn.Parameter(self.weight.detach() * 2)
         return x * self.weight
 
-    model = Stateful(rebinds)
+    model = Stateful(rebind_parameter)
     model.weight = weight = nn.Parameter(torch.ones(4))
     with pytest.raises(ModelError, match=r"forward writes to weight in a way that this trace does not record, .*copy_"):
         clika_compile(model, tracing_inputs=[torch.randn(3, 4)])

@@ -55,14 +55,14 @@ def test_trace_hides_log_of_tracer_only(name, monkeypatch):
     seen, handler = [], logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage())
 
-    def noisy(*_):
+    def log_errors(*_):
         logging.getLogger(name).error("unsupported")
         logging.getLogger("mine").error("the model's own")
 
     loggers = [logging.getLogger(name), logging.getLogger("mine")]
     for logger in loggers:
         monkeypatch.setattr(logger, "handlers", [handler])
-    trace(Tracer("noisy", noisy, oblivious=True), MODEL, ModelCall((), {}), None)
+    trace(Tracer("noisy", log_errors, oblivious=True), MODEL, ModelCall((), {}), None)
     assert seen == ["the model's own"]
     loggers[0].error("after the trace")
     assert seen[1:] == ["after the trace"]
@@ -107,7 +107,7 @@ def test_clika_compile_one_thread_at_a_time():
     """One thread captures at a time, and PyTorch is left unpatched."""
     meeting, met = threading.Barrier(2), []
 
-    def waiting(x):
+    def meet_other_thread(x):
         with contextlib.suppress(threading.BrokenBarrierError):
             met.append(meeting.wait(0.2))
         with torch.inference_mode():
@@ -115,7 +115,7 @@ def test_clika_compile_one_thread_at_a_time():
 
     x, before = torch.ones(2), (torch.inference_mode.__enter__, torch.Tensor.data)
     with ThreadPoolExecutor() as threads:
-        modules = list(threads.map(lambda _: clika_compile(waiting, tracing_inputs=[x]), range(2)))
+        modules = list(threads.map(lambda _: clika_compile(meet_other_thread, tracing_inputs=[x]), range(2)))
     assert not met
     assert (torch.inference_mode.__enter__, torch.Tensor.data) == before
     assert all(torch.equal(module(x), x * 2) for module in modules)

@@ -13,7 +13,7 @@ from clika_ref.capture.saved_tensors import save_tensor
 
 
 class Holding(nn.Module):
-    """Holds a value under a name and inside a container."""
+    """Stores a value under a name and inside a container."""
 
     def __init__(self, held):
         super().__init__()
@@ -52,15 +52,15 @@ class Showing:
         return MappingProxyType({"a": 1})
 
 
-def loop():
-    def around(x):
+def make_wrapper_loop():
+    def call_again(x):
         return again(x)
 
     def again(x):
         return x
 
-    around.__wrapped__, again.__wrapped__ = again, around
-    return around
+    call_again.__wrapped__, again.__wrapped__ = again, call_again
+    return call_again
 
 
 class Called:
@@ -68,31 +68,31 @@ class Called:
         return x
 
 
-def four_bits(*values):
+def make_float4_tensor(*values):
     return torch.tensor(values, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
 
 
-def wrapping(wrapped):
+def wrap(wrapped):
     return functools.wraps(wrapped)(lambda x: x)
 
 
-def nested(**options):
+def make_nested_tensor(**options):
     return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **options)
 
 
 ODD = {
     "meta": lambda: torch.empty(3, device="meta"),
-    "nested": nested,
-    "jagged": lambda: nested(layout=torch.jagged),
-    "four bits": lambda: four_bits(0, 1, 2),
+    "nested": make_nested_tensor,
+    "jagged": lambda: make_nested_tensor(layout=torch.jagged),
+    "four bits": lambda: make_float4_tensor(0, 1, 2),
     "eight bits": lambda: torch.zeros(3, dtype=torch.float8_e4m3fn),
     "delegating": Delegating,
     "recursing": Empty,
     "hiding": Hiding,
     "showing": Showing,
-    "loop": loop,
-    "wrapper of an object": lambda: wrapping(Called()),
-    "wrapper of a builtin": lambda: wrapping(torch.relu),
+    "loop": make_wrapper_loop,
+    "wrapper of an object": lambda: wrap(Called()),
+    "wrapper of a builtin": lambda: wrap(torch.relu),
 }
 
 
@@ -104,7 +104,7 @@ def test_capture_unusual_unused_attributes_accepted(make):
     assert torch.equal(clika_compile(Holding(make()), tracing_inputs=[x], discard_input_model=False)(x), x * 2)
 
 
-@pytest.mark.parametrize("make", [loop, lambda: wrapping(Called())], ids=["loop", "wrapper of an object"])
+@pytest.mark.parametrize("make", [make_wrapper_loop, lambda: wrap(Called())], ids=["loop", "wrapper of an object"])
 def test_capture_wrapped_functions_accepted(make):
     """Functions with unusual `__wrapped__` attributes are compiled."""
     x = torch.ones(2, 3)
@@ -125,7 +125,7 @@ def test_attribute_snapshot_unset_slot_restored():
 
 def test_save_tensor_incomparable_dtype_restored():
     """Elements that PyTorch cannot compare are restored."""
-    tensor = four_bits(0, 1, 2)
+    tensor = make_float4_tensor(0, 1, 2)
     before = save_tensor("tensor", tensor, is_state=False)
     assert not before.is_changed()
     tensor.view(torch.uint8)[1] = 7

@@ -20,20 +20,20 @@ class LastNorm(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def test_validation_layout_guards_dropped_for_batch_one(agree):
+def test_validation_layout_guards_dropped_for_batch_one(compile_and_compare):
     """A batch of 1 is served in spite of many layout guards."""
     blocks = [nn.Sequential(LastNorm(3), nn.Conv2d(3, 3, 2, stride=2)) for _ in range(4)]
     inputs = [torch.randn(2, 3, 64, 64), torch.randn(3, 3, 96, 128)]
-    module = agree(nn.Sequential(*blocks), inputs, [torch.randn(1, 3, 64, 64)])
+    module = compile_and_compare(nn.Sequential(*blocks), inputs, [torch.randn(1, 3, 64, 64)])
     with pytest.raises(ModelError, match=r"input_2 = 8 .* violates .*input_2"):  # too short for eager too
         module(torch.randn(1, 3, 8, 64))
 
 
-def test_validation_joint_guards_dropped_for_batch_one(agree):
+def test_validation_joint_guards_dropped_for_batch_one(compile_and_compare):
     """Guards on several inputs are tested by one run with all of them."""
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     three, five, one = (tuple(torch.randn(3, b, n, 8)) for b, n in ((2, 3), (3, 5), (1, 4)))
-    module = agree(attention, [three, five], [one])
+    module = compile_and_compare(attention, [three, five], [one])
     with pytest.raises(ModelError, match="violates"):
         module(one[0], three[0], three[0])
 
@@ -57,16 +57,16 @@ def test_guard_evidence_tests_violated_guards_once():
 def test_validation_wrong_declared_dtype_rejected(monkeypatch, sides):
     """A graph that declares other types than it computes raises an error, for any input."""
 
-    def as_written(_, __, ___, fakes):
+    def infer_input_dtypes(_, __, ___, fakes):
         return [f.dtype for f in fakes]
 
-    def halved(x):
+    def multiply_in_half(x):
         return x.half().mul_(x).float()
 
     inputs = [torch.ones(2, 4), torch.ones(3, 4)][:sides]
-    clika_compile(halved, tracing_inputs=inputs)
-    monkeypatch.setattr(importer, "_infer_dtypes", as_written)
+    clika_compile(multiply_in_half, tracing_inputs=inputs)
+    monkeypatch.setattr(importer, "_infer_dtypes", infer_input_dtypes)
     with pytest.raises(
         ModelError, match=r"mul.* returns torch.float32\[[23], 4\], not the type that the graph declares"
     ):
-        clika_compile(halved, tracing_inputs=inputs)
+        clika_compile(multiply_in_half, tracing_inputs=inputs)

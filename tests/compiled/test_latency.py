@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from clika_ref_onnxruntime.target import OnnxRuntime
+from seeded_tensors import randn
 from torch import nn
 
 from clika_ref import (
@@ -39,10 +40,10 @@ class Net(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-DATA = [torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+DATA = [randn(2, 3, 12, 12, seed=i) for i in range(3)]
 
 
-def is_small(layer):
+def is_quantized_layer(layer):
     return any(getattr(v.producer, "op_type", "") == "dequantize" for v in layer.inputs[:2])
 
 
@@ -63,7 +64,7 @@ class Slow(Target):
         OnnxRuntime().compile(graph.clone(), path)  # what is timed must be a file that the runtime takes
         OnnxRuntime().load(Artifact(path, "", (), ()))
         self.kinds.append([n.op_type for n in graph.nodes if n.op_type not in ("quantize", "dequantize")])
-        layers = [n.op_type for n in graph.nodes if n.op.trait.weight is not None and is_small(n)]
+        layers = [n.op_type for n in graph.nodes if n.op.trait.weight is not None and is_quantized_layer(n)]
         self.seen.extend(layers)
         return Artifact(path, self.name, (), (), {"seconds": 1.0 + sum(self.costs[kind] for kind in layers)})
 
@@ -72,18 +73,18 @@ class Slow(Target):
 
 
 @pytest.fixture(autouse=True)
-def _made_up(monkeypatch):
+def _replace_timer(monkeypatch):
     monkeypatch.setattr(timing, "_time_calls", lambda runner, given, calls: runner(given))
 
 
-def graph():
+def trace_graph():
     return clika_compile(Net().eval(), tracing_inputs=DATA[:1]).graph.clone()
 
 
 def test_find_slow_layers_equal_layers_timed_once():
     """A layer that is slower in INT8 is named, and equal layers are timed once."""
     target = Slow({"conv2d": -0.5, "linear": 0.5})
-    found = LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(graph(), DATA[:1])
+    found = LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(trace_graph(), DATA[:1])
     assert {node.origin.scope: reason for node, reason in found.items()} == {
         "head": "onnxruntime runs it in 1.50x the time of float when quantized"
     }
@@ -93,7 +94,7 @@ def test_find_slow_layers_equal_layers_timed_once():
 def test_find_slow_layers_timed_with_fused_nodes():
     """A layer is timed with the nodes that the runtime fuses into it."""
     target = Slow({"conv2d": 0.0, "linear": 0.0})
-    LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(graph(), DATA[:1])
+    LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(trace_graph(), DATA[:1])
     assert sorted(target.kinds) == [["conv2d", "relu"]] * 6 + [["linear"]] * 2, "each in float and in integers"
 
 
@@ -109,11 +110,11 @@ def test_find_slow_layers_hardtanh_timed_only_if_fused(least, is_along):
 def test_find_slow_layers_small_slowdown_ignored():
     """A small slowdown does not keep a layer in float."""
     assert not LayerTimer(Slow({"conv2d": 0.04, "linear": 0.04}), SCHEME, REGISTRY.operators).find_slow_layers(
-        graph(), DATA[:1]
+        trace_graph(), DATA[:1]
     )
 
 
-def compiled(monkeypatch, costs, *, only_weights=False, **options):
+def compile_with_costs(monkeypatch, costs, *, only_weights=False, **options):
     target = Slow(costs)
     monkeypatch.setattr("clika_ref.compress.graph_quantization.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
     monkeypatch.setattr(
@@ -136,8 +137,8 @@ def compiled(monkeypatch, costs, *, only_weights=False, **options):
 def test_optimize_for_latency_keeps_slow_layer_float(monkeypatch):
     """A slower layer stays float only with `optimize_for="latency"`."""
     costs = {"conv2d": -0.2, "linear": 0.5}
-    assert len(compiled(monkeypatch, costs)[0]) == 4
-    weights, floats = compiled(monkeypatch, costs, optimize_for="latency")
+    assert len(compile_with_costs(monkeypatch, costs)[0]) == 4
+    weights, floats = compile_with_costs(monkeypatch, costs, optimize_for="latency")
     assert len(weights) == 3
     assert floats == {"linear": "onnxruntime runs it in 1.50x the time of float when quantized"}
 
@@ -145,7 +146,7 @@ def test_optimize_for_latency_keeps_slow_layer_float(monkeypatch):
 @pytest.mark.parametrize(("cost", "is_slow"), [(0.5, True), (-0.2, False)])
 def test_optimize_for_latency_slow_weight_only_layer_float(monkeypatch, cost, is_slow):
     """A weight-only layer stays float if it is slower."""
-    weights, floats = compiled(monkeypatch, {"matmul": cost}, only_weights=True, optimize_for="latency")
+    weights, floats = compile_with_costs(monkeypatch, {"matmul": cost}, only_weights=True, optimize_for="latency")
     assert weights == ([] if is_slow else ["linear"])
     said = "onnxruntime runs it in 1.50x the time of float when with 8-bit weights"
     assert floats.get("linear", "") == (said if is_slow else "")
@@ -153,7 +154,7 @@ def test_optimize_for_latency_slow_weight_only_layer_float(monkeypatch, cost, is
 
 def test_optimize_for_latency_slow_model_stays_float(monkeypatch):
     """A model that is slower as a whole stays float."""
-    weights, floats = compiled(monkeypatch, {"conv2d": 0.03, "linear": 0.03}, optimize_for="latency")
+    weights, floats = compile_with_costs(monkeypatch, {"conv2d": 0.03, "linear": 0.03}, optimize_for="latency")
     assert not weights
     assert set(floats.values()) == {"the quantized model takes 1.12x the time of the float model"}
     assert len(floats) == 4
@@ -162,7 +163,7 @@ def test_optimize_for_latency_slow_model_stays_float(monkeypatch):
 def test_optimize_for_latency_unsupported_node_raises_early():
     """Nodes that the target cannot run raise an error before data is read."""
 
-    def never():
+    def yield_recorded():
         read.append(1)
         yield DATA[0]
 
@@ -174,7 +175,7 @@ def test_optimize_for_latency_unsupported_node_raises_early():
         TargetError, match=r"cannot run 2 nodes .*\n  linear in 0 .* does not support on CPUs. Compile the model in"
     ):
         module.clika_initialize_algorithms(
-            few, calibration_inputs=never(), deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()
+            few, calibration_inputs=yield_recorded(), deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()
         )
     assert not read
 

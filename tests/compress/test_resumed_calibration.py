@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from calibrated_nets import HERE, Net, batches, compiled, told, traced
+from calibrated_nets import HERE, Net, compile_net, make_batches, trace_net
+from interrupted_data import interrupt_after
+from log_files import read_logs
 
 from clika_ref import (
     ClikaCompileOptions,
@@ -13,13 +15,11 @@ from clika_ref.quantization.calibration.fingerprint import batch_fingerprint
 from clika_ref.quantization.calibration.range_table import RangeTable
 
 
-def after_an_interrupt(module, data, stops=5):
-    def stopping():
-        yield from batches(6, seed=7)[:stops]
-        raise KeyboardInterrupt
-
+def interrupt_and_resume(module, data, stops=5):
     with pytest.raises(KeyboardInterrupt):
-        module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
+        module.clika_initialize_algorithms(
+            calibration_inputs=interrupt_after(make_batches(6, seed=7)[:stops]), deployment_settings=HERE
+        )
     module.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
     return module.clika_state.calibration
 
@@ -28,34 +28,29 @@ def after_an_interrupt(module, data, stops=5):
 def test_resumed_calibration_other_data_restarts(tmp_path, smoothing):
     """Other data than that of the interrupted pass is counted from its first element."""
     options = {"clika_compile_options": ClikaCompileOptions(smoothing=smoothing)}
-    found = after_an_interrupt(traced(logs_dir=tmp_path, **options), iter(batches(7, seed=1)))
+    found = interrupt_and_resume(trace_net(logs_dir=tmp_path, **options), iter(make_batches(7, seed=1)))
     assert found.table.batches == found.sizes.total() == len(found.reservoir.batches) == 7
-    assert "begins with another batch than the interrupted pass: calibration starts again, without its 5" in told(
+    assert "begins with another batch than the interrupted pass: calibration starts again, without its 5" in read_logs(
         tmp_path
     )
-    alone = traced(**options)
-    alone.clika_initialize_algorithms(calibration_inputs=batches(7, seed=1), deployment_settings=HERE)
-    x, module = batches()[0], traced(**options)
-    after_an_interrupt(module, batches(7, seed=1))
+    alone = trace_net(**options)
+    alone.clika_initialize_algorithms(calibration_inputs=make_batches(7, seed=1), deployment_settings=HERE)
+    x, module = make_batches()[0], trace_net(**options)
+    interrupt_and_resume(module, make_batches(7, seed=1))
     assert torch.equal(module.eval()(x), alone.eval()(x))
 
 
 def test_resumed_calibration_same_data_continues(tmp_path):
     """The same data continues after the last batch, without a warning."""
-    assert after_an_interrupt(traced(logs_dir=tmp_path), batches(6, seed=7)).table.batches == 6
-    assert "6 batches, 5 of them from an earlier pass" in told(tmp_path)
-    assert "begins with another batch" not in told(tmp_path)
+    assert interrupt_and_resume(trace_net(logs_dir=tmp_path), make_batches(6, seed=7)).table.batches == 6
+    assert "6 batches, 5 of them from an earlier pass" in read_logs(tmp_path)
+    assert "begins with another batch" not in read_logs(tmp_path)
 
 
 def test_clika_compile_interrupted_suggests_ranges_file(tmp_path, capsys):
     """An interrupted compilation reports lost ranges and suggests `ranges_file`."""
-
-    def stopping():
-        yield from batches(6, seed=7)[:5]
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        compiled(calibration_inputs=stopping())
+        compile_net(calibration_inputs=interrupt_after(make_batches(6, seed=7)[:5]))
     said = capsys.readouterr().err
     assert (
         "The ranges of 5 batches are lost: calibration was interrupted. Set ClikaCompileOptions(ranges_file=...)"
@@ -63,8 +58,8 @@ def test_clika_compile_interrupted_suggests_ranges_file(tmp_path, capsys):
     )
     file = tmp_path / "ranges.safetensors"
     with pytest.raises(KeyboardInterrupt):
-        compiled(calibration_inputs=stopping(), ranges_file=file)
-    compiled(calibration_inputs=batches(6, seed=7), ranges_file=file)
+        compile_net(calibration_inputs=interrupt_after(make_batches(6, seed=7)[:5]), ranges_file=file)
+    compile_net(calibration_inputs=make_batches(6, seed=7), ranges_file=file)
     said = capsys.readouterr().err
     assert "are lost" not in said
     assert "6 batches, 5 of them from an earlier pass" in said
@@ -72,42 +67,34 @@ def test_clika_compile_interrupted_suggests_ranges_file(tmp_path, capsys):
 
 def test_ranges_file_interrupt_at_second_batch_keeps_first(tmp_path):
     """An interrupt at the second batch keeps the first one in the file."""
-    data, file = batches(3, seed=7), tmp_path / "ranges.safetensors"
-
-    def stopping():
-        yield data[0]
-        raise KeyboardInterrupt
+    data, file = make_batches(3, seed=7), tmp_path / "ranges.safetensors"
 
     with pytest.raises(KeyboardInterrupt):
-        compiled(tracing_inputs=data[:2], calibration_inputs=stopping(), ranges_file=file)
+        compile_net(tracing_inputs=data[:2], calibration_inputs=interrupt_after([data[0]]), ranges_file=file)
     assert RangeTable.load(file).batches == 1
 
 
 def test_ranges_file_reordered_data_keeps_file_and_warns(tmp_path):
     """Reordered data gives a warning, and the file keeps its activation ranges."""
     file = tmp_path / "ranges.safetensors"
-    compiled(ranges_file=file)
+    compile_net(ranges_file=file)
     before = file.read_bytes()
-    module = compiled(ranges_file=file, calibration_inputs=batches()[::-1], logs_dir=tmp_path)
-    assert "begins with another batch than the ranges in" in told(tmp_path)
+    module = compile_net(ranges_file=file, calibration_inputs=make_batches()[::-1], logs_dir=tmp_path)
+    assert "begins with another batch than the ranges in" in read_logs(tmp_path)
     assert module.clika_state.calibration.table.batches == 4
     assert file.read_bytes() == before
-    assert RangeTable.load(file).first == batch_fingerprint(batches()[:1])
+    assert RangeTable.load(file).first == batch_fingerprint(make_batches()[:1])
 
 
 @pytest.mark.parametrize("is_in_file", [True, False])
 def test_smooth_quant_resumed_pass_applied_once(tmp_path, is_in_file):
     """A resumed pass applies SmoothQuant once, with and without a ranges file."""
-    data = batches(6, seed=7, factor=60.0)
+    data = make_batches(6, seed=7, factor=60.0)
     file = tmp_path / "ranges.safetensors" if is_in_file else ""
-    module, alone = traced(ranges_file=file, smoothing="on"), traced(smoothing="on")
-
-    def stopping():
-        yield from data[:5]
-        raise KeyboardInterrupt
+    module, alone = trace_net(ranges_file=file, smoothing="on"), trace_net(smoothing="on")
 
     with pytest.raises(KeyboardInterrupt):
-        module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
+        module.clika_initialize_algorithms(calibration_inputs=interrupt_after(data[:5]), deployment_settings=HERE)
     for one in (module, alone):
         one.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
     assert module.clika_state.calibration.table.smoothing
@@ -118,29 +105,25 @@ def test_smooth_quant_resumed_pass_applied_once(tmp_path, is_in_file):
 def test_ranges_file_other_data_serves_later_decisions(tmp_path):
     """Later decisions use the ranges file even if other data was passed with it."""
     file = tmp_path / "ranges.safetensors"
-    compiled(ranges_file=file)
-    module = compiled(ranges_file=file, calibration_inputs=batches()[::-1][:3], logs_dir=tmp_path)
+    compile_net(ranges_file=file)
+    module = compile_net(ranges_file=file, calibration_inputs=make_batches()[::-1][:3], logs_dir=tmp_path)
     module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0.1))
     assert module.clika_state.calibration.table.batches == 4
     module.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
-    assert "the interrupted pass" not in told(tmp_path)
+    assert "the interrupted pass" not in read_logs(tmp_path)
 
 
 def test_resumed_calibration_changed_weights_restarts(tmp_path):
     """An interrupted pass restarts if weights have changed since."""
-    module, data, original = traced(logs_dir=tmp_path), batches(6, seed=7), Net()
-
-    def stopping():
-        yield from data[:5]
-        raise KeyboardInterrupt
+    module, data, original = trace_net(logs_dir=tmp_path), make_batches(6, seed=7), Net()
 
     with pytest.raises(KeyboardInterrupt):
-        module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
+        module.clika_initialize_algorithms(calibration_inputs=interrupt_after(data[:5]), deployment_settings=HERE)
     with torch.no_grad():
         for parameter in (*module.parameters(), *original.parameters()):
             parameter.mul_(0.1)
     module.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
-    assert "its 5 batches run again" in told(tmp_path)
+    assert "its 5 batches run again" in read_logs(tmp_path)
     with torch.no_grad():
         largest = max(float(original(x).abs().max()) for x in data)
     (output,) = module.clika_state.calibration.graph.outputs

@@ -28,7 +28,7 @@ def add(x: Tensor, y: Tensor | Number) -> Tensor:
 
 
 @operator()
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+def split_in_half(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the halves of ``x`` along dim 0."""
     middle = x.shape[0] // 2
     return x[:middle], x[middle:]
@@ -58,7 +58,7 @@ def noise(x: Tensor) -> Tensor:
     return torch.rand_like(x)
 
 
-TABLE: dict[str, Operator] = {op.name: op for op in (neg, add, halves, reshape, nonzero, full, noise)}
+TABLE: dict[str, Operator] = {op.name: op for op in (neg, add, split_in_half, reshape, nonzero, full, noise)}
 
 
 class Draft(Graph):
@@ -96,6 +96,6 @@ def graph() -> Draft:
 
 
 @pytest.fixture
-def table() -> dict[str, Operator]:
+def operator_table() -> dict[str, Operator]:
     """Return the operators of these tests by name."""
     return dict(TABLE)

@@ -10,7 +10,7 @@ from clika_ref.core.symbols import make_symbol
 from clika_ref.core.types import TensorType
 
 
-def broken(graph, inputs):
+def find_mismatches_in(graph, inputs):
     found, types = [], DeclaredTypes(graph, inputs)
     interpret(graph, inputs, lambda node, results: found.extend(types.find_mismatches(node, results)))
     return found
@@ -32,7 +32,7 @@ def test_find_mismatches_other_dtype_or_shape_reported(stated, is_right):
     """Results of another dtype or shape than declared are reported; unknown symbols match."""
     graph = clika_compile(lambda x: x.exp() * 2, tracing_inputs=[torch.randn(2, 4), torch.randn(3, 4)]).graph.clone()
     next(iter(graph.nodes)).output.type = stated
-    found = broken(graph, [torch.randn(3, 4)])
+    found = find_mismatches_in(graph, [torch.randn(3, 4)])
     assert [
         text for text in found if "returns torch.float32[3, 4], not the type that the graph declares" in text
     ] == found
@@ -48,7 +48,7 @@ def test_find_mismatches_other_dtype_or_shape_reported(stated, is_right):
             x.bfloat16(), None, None, torch.zeros(4), torch.ones(4), training=False, momentum=0.1, eps=1e-5
         )[0],
     ],
-    ids=["layer norm of bfloat16", "layer norm of half", "batch norm of bfloat16"],
+    ids=["layer norm of bfloat16", "layer norm of float16", "batch norm of bfloat16"],
 )
 def test_declared_types_unread_results_not_checked(function):
     """Results that no node reads are not compared with a declared type."""

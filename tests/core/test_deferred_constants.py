@@ -7,7 +7,7 @@ from clika_ref.core.ir import Value
 from clika_ref.core.types import TensorType
 
 
-def halves(x, *, dim):
+def split_in_half(x, *, dim):
     return x.chunk(2, dim)
 
 
@@ -15,7 +15,7 @@ def test_deferred_constant_follows_changed_source():
     """A deferred constant is computed from its current sources, without gradients."""
     source = make_source_constant(torch.nn.Parameter(torch.arange(4.0).reshape(2, 2)), "weight")
     constant = Value(
-        TensorType(torch.float32, (1, 2)), "half", data=DeferredConstant(halves, (source,), (("dim", 0),), 1)
+        TensorType(torch.float32, (1, 2)), "half", data=DeferredConstant(split_in_half, (source,), (("dim", 0),), 1)
     )
     assert constant.data.tolist() == [[2, 3]]
     assert not constant.data.requires_grad
@@ -27,7 +27,7 @@ def test_deferred_constant_follows_changed_source():
 def test_deferred_constant_known_value_not_computed():
     """A known value is returned without computation and counts as not deferred."""
     constant = Value(
-        TensorType(torch.float32, ()), "known", data=DeferredConstant(halves, (None,), known=torch.tensor(3.0))
+        TensorType(torch.float32, ()), "known", data=DeferredConstant(split_in_half, (None,), known=torch.tensor(3.0))
     )
     assert float(constant.data) == 3
     assert not is_deferred(constant)
@@ -37,8 +37,8 @@ def test_deferred_constant_known_value_not_computed():
 def test_deferred_constant_same_sources_equal():
     """Deferred constants of equal function and sources are equal, known or not."""
     source, other = make_source_constant(torch.zeros(2), "a"), make_source_constant(torch.zeros(2), "a")
-    known = DeferredConstant(halves, (source,), (("dim", 0),), known=torch.zeros(1))
-    assert known == DeferredConstant(halves, (source,), (("dim", 0),))
-    assert hash(known) == hash(DeferredConstant(halves, (source,), (("dim", 0),)))
-    assert known != DeferredConstant(halves, (other,), (("dim", 0),))
-    assert known != DeferredConstant(halves, (source,), (("dim", 1),))
+    known = DeferredConstant(split_in_half, (source,), (("dim", 0),), known=torch.zeros(1))
+    assert known == DeferredConstant(split_in_half, (source,), (("dim", 0),))
+    assert hash(known) == hash(DeferredConstant(split_in_half, (source,), (("dim", 0),)))
+    assert known != DeferredConstant(split_in_half, (other,), (("dim", 0),))
+    assert known != DeferredConstant(split_in_half, (source,), (("dim", 1),))

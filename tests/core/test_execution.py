@@ -15,7 +15,7 @@ from clika_ref.core.types import Origin, TensorType
 N = make_symbol("n")
 
 
-class Held:
+class GeneratedConstants:
     """Holds the constants that generated code reads."""
 
     def __init__(self, graph) -> None:
@@ -23,20 +23,20 @@ class Held:
             setattr(self, f"constant_{i}", value.data)
 
 
-def fast(graph, inputs):
-    """Run the fast form."""
+def run_fx(graph, inputs):
+    """Run the FX form."""
     written = to_fx(graph)
     written.lint()
     code = written.python_code("self")
     namespace = dict(code.globals)
     exec(code.src, namespace)  # noqa: S102 - as the ClikaModule does
-    return list(namespace["forward"](Held(graph), *inputs))
+    return list(namespace["forward"](GeneratedConstants(graph), *inputs))
 
 
-def both(graph, *inputs):
-    """Return the outputs of the interpreter, which must be those of the fast form."""
+def run_both(graph, *inputs):
+    """Return the outputs of the interpreter, which must equal those of the FX form."""
     expected, _ = interpret(graph, inputs)
-    actual = fast(graph, inputs)
+    actual = run_fx(graph, inputs)
     assert len(actual) == len(expected)
     assert all(torch.equal(a, e) and a.dtype == e.dtype for a, e in zip(actual, expected, strict=True))
     return expected
@@ -46,30 +46,30 @@ def test_interpret_and_fx_nodes_computed_in_order(graph):
     """Nodes are computed in order, and an input may be an output."""
     x = graph.takes(2)
     graph.returns(graph("add", graph("neg", x), x), x)
-    y, same = both(graph, torch.tensor([1.0, 2.0]))
+    y, same = run_both(graph, torch.tensor([1.0, 2.0]))
     assert y.tolist() == [0.0, 0.0]
     assert same.tolist() == [1.0, 2.0]
 
 
 def test_interpret_and_fx_several_results_distinguished(graph):
     """Several results of one node are distinguished."""
-    first, second = graph("halves", graph.takes(5))
+    first, second = graph("split_in_half", graph.takes(5))
     graph.returns(second, first)
-    assert [t.tolist() for t in both(graph, torch.arange(5.0))] == [[2, 3, 4], [0, 1]]
+    assert [t.tolist() for t in run_both(graph, torch.arange(5.0))] == [[2, 3, 4], [0, 1]]
 
 
 def test_interpret_and_fx_number_and_size_operands(graph):
     """Operands may be numbers and size expressions."""
     x = graph.takes("n")
     graph.returns(graph("add", graph("add", x, 0.5), 2 * N + 1))
-    assert both(graph, torch.zeros(3))[0].tolist() == [7.5] * 3
+    assert run_both(graph, torch.zeros(3))[0].tolist() == [7.5] * 3
 
 
 def test_to_fx_complex_operand_special_parts_kept(graph):
     """Infinity, NaN and negative zero in a complex operand are kept."""
     x = graph.takes(1)
     graph.returns(graph("add", x, complex(-0.0, math.inf)), graph("add", x, complex(math.nan, 0)))
-    infinite, undefined = fast(graph, [torch.tensor([-0.0])])
+    infinite, undefined = run_fx(graph, [torch.tensor([-0.0])])
     assert torch.signbit(infinite.real)
     assert torch.isinf(infinite.imag)
     assert torch.isnan(undefined.real)
@@ -79,7 +79,7 @@ def test_interpret_and_fx_attributes_hold_size_expressions(graph):
     """Attributes may hold size expressions."""
     x = graph.takes("n", 2)
     graph.returns(graph("reshape", x, shape=(2 * N,)), graph("full", size=(N, 1), value=3.0))
-    flat, made = both(graph, torch.ones(4, 2))
+    flat, made = run_both(graph, torch.ones(4, 2))
     assert (flat.shape, made.shape) == ((8,), (4, 1))
 
 
@@ -92,7 +92,7 @@ def test_to_fx_constants_of_any_name_read_by_index(graph):
     for value in values[::-1]:
         x = graph("add", x, value)
     graph.returns(x, values[3])
-    assert [t.item() for t in both(graph, torch.tensor([10.0]))] == [16.0, 3.0]
+    assert [t.item() for t in run_both(graph, torch.tensor([10.0]))] == [16.0, 3.0]
 
 
 def test_to_fx_source_contains_no_graph_name(graph):
@@ -122,7 +122,7 @@ def test_interpret_and_fx_integer_input_defines_size(graph):
     length = graph.add_input(TensorType(torch.int64, ()), "length")
     symbol = graph.symbols["length"] = Symbol("length", None, None, SymbolSource(length.name, None))
     graph.returns(graph("full", size=(symbol.expr,), value=1.0))
-    assert both(graph, torch.tensor(3))[0].shape == (3,)
+    assert run_both(graph, torch.tensor(3))[0].shape == (3,)
 
 
 def test_interpret_and_fx_size_made_by_node_used_later(graph):
@@ -130,15 +130,15 @@ def test_interpret_and_fx_size_made_by_node_used_later(graph):
     found = graph("nonzero", graph.takes(4), types=(TensorType(torch.int64, (make_symbol("u"), 1)),))
     graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(found.name, 0))
     graph.returns(graph("full", size=(make_symbol("u") + 1,), value=2.0))
-    assert both(graph, torch.tensor([1.0, 0.0, 1.0, 1.0]))[0].shape == (4,)
+    assert run_both(graph, torch.tensor([1.0, 0.0, 1.0, 1.0]))[0].shape == (4,)
 
 
 def test_interpret_and_fx_size_read_from_unused_result(graph):
     """A size may be read from a result that no node reads."""
-    first, second = graph("halves", graph.takes(5))
+    first, second = graph("split_in_half", graph.takes(5))
     graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(second.name, 0))
     graph.returns(graph("full", size=(make_symbol("u"),), value=2.0), first)
-    assert [t.shape for t in both(graph, torch.zeros(5))] == [(3,), (2,)]
+    assert [t.shape for t in run_both(graph, torch.zeros(5))] == [(3,), (2,)]
 
 
 # State
@@ -153,7 +153,7 @@ def test_interpret_returns_state_and_fx_writes_it(graph):
     assert outputs[0].tolist() == [-5.0]
     assert state["count"].tolist() == [6.0]
     assert count.data.tolist() == [5.0], "the interpreter writes nothing"
-    assert fast(graph, [])[0].tolist() == [-5.0]
+    assert run_fx(graph, [])[0].tolist() == [-5.0]
     assert count.data.tolist() == [6.0]
 
 
@@ -164,7 +164,7 @@ def test_to_fx_state_writes_to_input(graph):
     graph.set_state("x", y)
     graph.returns(y)
     given = torch.zeros(2)
-    fast(graph, [given])
+    run_fx(graph, [given])
     assert given.tolist() == [1.0, 1.0]
 
 
@@ -175,7 +175,7 @@ def test_interpret_and_fx_factory_follows_input_device(graph):
     """Tensors made without inputs are on the device of the other tensors."""
     graph.takes(2)
     graph.returns(graph("full", size=(2,), value=1.0))
-    assert fast(graph, [torch.empty(2, device="meta")])[0].device.type == "meta"
+    assert run_fx(graph, [torch.empty(2, device="meta")])[0].device.type == "meta"
     (made,), _ = interpret(graph, [torch.empty(2, device="meta")])
     assert made.device.type == "meta"
 

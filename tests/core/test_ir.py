@@ -15,7 +15,7 @@ from clika_ref.core.types import Origin, TensorType
 FLOATS = TensorType(torch.float32, (2, 3))
 
 
-def nodes(graph: Graph) -> list[str]:
+def node_names(graph: Graph) -> list[str]:
     return [node.name for node in graph.nodes]
 
 
@@ -64,7 +64,7 @@ def test_graph_nodes_may_change_during_iteration(graph):
             graph.erase(node)  # iteration goes on from here
             graph("neg", x)  # and sees what is added behind
     assert seen == ["neg", "neg_1", "neg_2", "neg_3"]
-    assert nodes(graph) == ["neg_1", "neg_2", "neg_3"]
+    assert node_names(graph) == ["neg_1", "neg_2", "neg_3"]
     assert [n.name for n in graph.nodes_backward()] == ["neg_3", "neg_2", "neg_1"]
 
 
@@ -121,12 +121,12 @@ def test_set_state_again_replaces_entry(graph):
 # The four mutators
 
 
-def test_insert_adds_node_before_other_and_its_uses(graph, table):
+def test_insert_adds_node_before_other_and_its_uses(graph, operator_table):
     """`insert` adds a node before another one and records its uses."""
     x = graph.takes(2, 3)
     last = graph("neg", x).producer
-    made = graph.insert(Node(table["add"], [x, x], {}), [FLOATS], before=last, names=["sum"])
-    assert nodes(graph) == ["sum", "neg"]
+    made = graph.insert(Node(operator_table["add"], [x, x], {}), [FLOATS], before=last, names=["sum"])
+    assert node_names(graph) == ["sum", "neg"]
     assert x.uses == (Use(last, 0), Use(made, 0), Use(made, 1))
     assert made.output.producer is made
     assert len(graph) == 2
@@ -213,23 +213,23 @@ def test_graph_every_change_raises_revision(graph):
     """Every change of a graph raises its revision."""
     revisions = [graph.revision]
 
-    def note(_=None):
+    def record_revision(_=None):
         revisions.append(graph.revision)
 
     x = graph.takes(2)
-    note()
+    record_revision()
     y = graph("neg", x)
-    note()
+    record_revision()
     z = graph("add", y, x)
-    note()
+    record_revision()
     graph.replace(y, x)
-    note()
-    note(graph.set_input(z.producer, 1, 1))
-    note(graph.erase(y.producer))
-    note(graph.add_constant(torch.ones(1), "one"))
-    note(graph.drop_unused_constants())
-    note(graph.add_output(z))
-    note(graph.set_state("x", z))
+    record_revision()
+    record_revision(graph.set_input(z.producer, 1, 1))
+    record_revision(graph.erase(y.producer))
+    record_revision(graph.add_constant(torch.ones(1), "one"))
+    record_revision(graph.drop_unused_constants())
+    record_revision(graph.add_output(z))
+    record_revision(graph.set_state("x", z))
     assert revisions == sorted(set(revisions))
 
 
@@ -271,7 +271,7 @@ def test_drop_unused_constants_keeps_read_and_state(graph):
 # The invariants
 
 
-def broken(graph, message: str) -> None:
+def assert_verify_fails(graph, message: str) -> None:
     with pytest.raises(PassError, match=message) as caught:
         verify(graph)
     assert str(graph) in caught.value.__notes__
@@ -288,58 +288,58 @@ def test_verify_valid_graph_passes(chain):
     verify(chain)
 
 
-def test_verify_input_computed_later_raises(chain, table):
+def test_verify_input_computed_later_raises(chain, operator_table):
     """An input that a later node computes raises an error."""
     first, last = chain.nodes
     chain.set_input(first, 0, last.output)
-    broken(chain, r"%neg: .* reads %neg_1 before it is computed")
+    assert_verify_fails(chain, r"%neg: .* reads %neg_1 before it is computed")
 
 
 def test_verify_input_of_other_graph_raises(chain):
     """An input from another graph raises an error."""
     first, _ = chain.nodes
     chain.set_input(first, 0, Value(FLOATS, "stranger"))
-    broken(chain, r"reads %stranger before it is computed")
+    assert_verify_fails(chain, r"reads %stranger before it is computed")
 
 
 def test_verify_unlisted_use_raises(chain):
     """A use that its value does not list raises an error."""
     first, _ = chain.nodes
     del chain.inputs[0]._uses[Use(first, 0)]
-    broken(chain, r"the use of %x by %neg: .* is not listed")
+    assert_verify_fails(chain, r"the use of %x by %neg: .* is not listed")
 
 
 def test_verify_unlisted_output_use_raises(chain):
     """An output that its value does not list as a use raises an error."""
     del chain.outputs[0]._uses[Use(chain, 0)]
-    broken(chain, r"the use of %neg_1 by the graph is not listed")
+    assert_verify_fails(chain, r"the use of %neg_1 by the graph is not listed")
 
 
 def test_verify_nonexistent_use_raises(chain):
     """A listed use that does not exist raises an error."""
     _, last = chain.nodes
     chain.inputs[0]._uses[Use(last, 0)] = None
-    broken(chain, r"%x lists uses that do not exist")
+    assert_verify_fails(chain, r"%x lists uses that do not exist")
 
 
 def test_verify_wrong_producer_raises(chain):
     """A value with a wrong producer raises an error."""
     first, last = chain.nodes
     first.output.producer = last
-    broken(chain, r"%neg: float32\[2\] does not refer to %neg: ")
+    assert_verify_fails(chain, r"%neg: float32\[2\] does not refer to %neg: ")
 
 
 def test_verify_wrong_index_raises(chain):
     """A value with a wrong index raises an error."""
     next(iter(chain.nodes)).output.index = 1
-    broken(chain, r"does not refer to")
+    assert_verify_fails(chain, r"does not refer to")
 
 
 def test_verify_duplicate_name_raises(chain):
     """Two values with one name raise an error."""
     _, last = chain.nodes
     last.output.name = "x"
-    broken(chain, r"two values have the name 'x'; %x: .* produces one of them")
+    assert_verify_fails(chain, r"two values have the name 'x'; %x: .* produces one of them")
 
 
 @pytest.mark.parametrize("read", [True, False])
@@ -349,25 +349,25 @@ def test_verify_input_produced_by_node_raises(chain, read):
     chain.inputs.append((first if read else last).output)
     if not read:
         chain.set_output(0, first.output)
-    broken(chain, r"two values have the name 'neg(_1)?'; %neg.* produces one of them")
+    assert_verify_fails(chain, r"two values have the name 'neg(_1)?'; %neg.* produces one of them")
 
 
 def test_verify_input_listed_twice_raises(chain):
     """A graph input that is listed twice raises an error."""
     chain.inputs.append(chain.inputs[0])
-    broken(chain, r"two values have the name 'x'")
+    assert_verify_fails(chain, r"two values have the name 'x'")
 
 
 def test_verify_output_without_producer_raises(chain):
     """An output that no node computes raises an error."""
     chain.outputs[0] = Value(FLOATS, "stranger")
-    broken(chain, r"the graph returns %stranger, but no node computes it")
+    assert_verify_fails(chain, r"the graph returns %stranger, but no node computes it")
 
 
 def test_verify_state_without_producer_raises(chain):
     """A state entry that no node computes raises an error."""
     chain.state["x"] = Value(FLOATS, "stranger")
-    broken(chain, r"the graph returns %stranger, but no node computes it")
+    assert_verify_fails(chain, r"the graph returns %stranger, but no node computes it")
 
 
 # Deferred constants
@@ -387,16 +387,16 @@ def test_add_constant_function_computed_on_access(graph):
     """The data of a deferred constant is computed on access, not before."""
     reads = []
 
-    def half():
+    def make_half():
         reads.append(1)
         return torch.full((2, 3), 0.5)
 
-    value = graph.add_constant(half, "scaled", FLOATS)
+    value = graph.add_constant(make_half, "scaled", FLOATS)
     graph.returns(graph("neg", value))
     twin = graph.clone()
     verify(twin)
     assert value.is_constant
-    assert value.deferred_data is twin.constants["scaled"].deferred_data is half
+    assert value.deferred_data is twin.constants["scaled"].deferred_data is make_half
     assert reads == []
     assert torch.equal(twin.constants["scaled"].data, torch.full((2, 3), 0.5))
     assert len(reads) == 1

@@ -40,20 +40,20 @@ def test_operator_signature_defines_operands_and_attributes():
     """The signature of the reference defines operands and attributes."""
 
     @operator()
-    def mixed(
+    def mix(
         x: Tensor, y: Tensor | Number, bias: Tensor | None = None, *more: Tensor, size: int, dim: int = 0
     ) -> Tensor:
         """Nothing."""
 
-    shown = [(p.name, p.optional, p.variadic, p.literal) for p in mixed.operands]
+    shown = [(p.name, p.optional, p.variadic, p.literal) for p in mix.operands]
     assert shown == [
         ("x", False, False, False),
         ("y", False, False, True),
         ("bias", True, False, False),
         ("more", False, True, False),
     ]
-    assert mixed.attributes == {"size": None, "dim": 0}
-    assert mixed.required == {"size"}
+    assert mix.attributes == {"size": None, "dim": 0}
+    assert mix.required == {"size"}
 
 
 def test_operator_defaults_keep_float_and_compose():
@@ -93,12 +93,12 @@ def test_operator_tuple_and_device_read_from_signature():
         """Two."""
 
     @operator()
-    def made(*, device: torch.device | None = None) -> Tensor:
+    def make_tensor(*, device: torch.device | None = None) -> Tensor:
         """Nothing goes in."""
 
     assert pair.returns_tuple
     assert not softplus.returns_tuple
-    assert made.takes_device
+    assert make_tensor.takes_device
     assert not softplus.takes_device
 
 
@@ -161,20 +161,20 @@ def test_from_torch_custom_op_claimed_before_library_loads():
     """A custom op is claimed by name before its library is loaded."""
 
     @operator()
-    def halved(x: Tensor) -> Tensor:
+    def halve(x: Tensor) -> Tensor:
         """Half of ``x``."""
         return x / 2
 
-    @halved.from_torch("clika_ref_test.halve.default")
+    @halve.from_torch("clika_ref_test.halve.default")
     def _(given, *, scale=1.0):
-        return halved.call(given)
+        return halve.call(given)
 
     library = torch.library.Library("clika_ref_test", "DEF")
     library.define("halve(Tensor given, *, float scale=1.0) -> Tensor")
     overload = torch.ops.clika_ref_test.halve.default
-    assert halved.convert_call(overload, "x", scale=1.0) == Call(("x",))
-    assert index_by_overload([halved]) == {"clika_ref_test.halve.default": halved}
-    assert build_registry([Plugin("p", "d", "1", operators=(halved,))]).operator_for(overload) is halved
+    assert halve.convert_call(overload, "x", scale=1.0) == Call(("x",))
+    assert index_by_overload([halve]) == {"clika_ref_test.halve.default": halve}
+    assert build_registry([Plugin("p", "d", "1", operators=(halve,))]).operator_for(overload) is halve
 
 
 def test_converted_unclaimed_overload_uses_own_schema():
@@ -259,11 +259,11 @@ def test_operator_decorators_fill_each_slot():
     slots = {"onnx": "lowering", "samples": "sampler", "types": "type_rule", "write_back": "write_back_rule"}
     for slot, attribute in slots.items():
 
-        def given():
+        def do_nothing():
             """Do nothing."""
 
-        assert getattr(thing, slot)(given) is given
-        assert getattr(thing, attribute) is given
+        assert getattr(thing, slot)(do_nothing) is do_nothing
+        assert getattr(thing, attribute) is do_nothing
 
 
 # Claims

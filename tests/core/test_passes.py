@@ -27,14 +27,20 @@ class Step:
         self.work(graph, operators)
 
 
+def erase_unused_nodes(graph, _):
+    for node in graph.nodes_backward():
+        if not node.output.uses:
+            graph.erase(node)
+
+
 @rule("neg")
-def to_add(node, build):
+def replace_by_add(node, build):
     """``-x`` becomes ``x + 1``, which is wrong."""
     return build("add", node.inputs[0], 1)
 
 
 @rule("add")
-def to_neg(node, build):
+def replace_by_neg(node, build):
     """And back."""
     return build("neg", node.inputs[0])
 
@@ -46,11 +52,11 @@ def scale_up(node, build):
     return build("add", x, 1.000001) if y == 1 and isinstance(y, int) else Skip("another number")
 
 
-def applying(r):
+def make_change(r):
     return lambda graph, operators: apply_rules(graph, [r], operators)
 
 
-def pipeline(table, *passes, **options) -> Pipeline:
+def make_pipeline(table, *passes, **options) -> Pipeline:
     return Pipeline(passes, table, **options)
 
 
@@ -68,20 +74,20 @@ def test_pass_dataclass_with_fields_satisfies_protocol():
 # Order
 
 
-def names(passes) -> list[str]:
+def pass_names(passes) -> list[str]:
     return [p.name for p in passes]
 
 
 def test_sort_passes_orders_by_after_then_name():
     """Passes are sorted by `after`, then by name."""
     passes = [Step("c"), Step("a", after=("b",)), Step("d", after=("a",)), Step("b")]
-    assert names(sort_passes(passes)) == ["b", "a", "c", "d"]
+    assert pass_names(sort_passes(passes)) == ["b", "a", "c", "d"]
     assert sort_passes(passes) == sort_passes(passes[::-1])
 
 
 def test_sort_passes_absent_predecessor_ignored():
     """A missing pass in `after` is ignored."""
-    assert names(sort_passes([Step("a", after=("absent",))])) == ["a"]
+    assert pass_names(sort_passes([Step("a", after=("absent",))])) == ["a"]
 
 
 def test_sort_passes_cycle_raises_with_constraints():
@@ -91,20 +97,22 @@ def test_sort_passes_cycle_raises_with_constraints():
         sort_passes([Step("a", after=("b",)), Step("b", after=("a",)), Step("c")])
 
 
-def test_pipeline_of_phase_includes_earlier_phases(table):
+def test_pipeline_of_phase_includes_earlier_phases(operator_table):
     """A phase includes the passes of earlier phases."""
     passes = {p.name: p for p in (Step("clean"), Step("fuse", phase=Phase.FUSE))}
-    assert names(Pipeline.of(passes, table, Phase.CLEAN).passes) == ["clean"]
-    assert names(Pipeline.of(passes, table, Phase.FUSE).passes) == ["clean", "fuse"]
+    assert pass_names(Pipeline.of(passes, operator_table, Phase.CLEAN).passes) == ["clean"]
+    assert pass_names(Pipeline.of(passes, operator_table, Phase.FUSE).passes) == ["clean", "fuse"]
 
 
 # The fixed point
 
 
-def test_pipeline_runs_to_fixed_point_and_reports(chain, table):
+def test_pipeline_runs_to_fixed_point_and_reports(chain, operator_table):
     """Passes run until the graph is unchanged, and each run is reported."""
     told = []
-    reports = pipeline(table, Step("to-add", applying(to_add)), Step("idle")).run(chain, told.append)
+    reports = make_pipeline(operator_table, Step("to-add", make_change(replace_by_add)), Step("idle")).run(
+        chain, told.append
+    )
     assert chain.kinds == ["add"]
     assert [(r.name, r.changed, r.removed) for r in reports] == [
         ("to-add", True, 0),
@@ -113,7 +121,7 @@ def test_pipeline_runs_to_fixed_point_and_reports(chain, table):
     assert told == reports
 
 
-def test_pipeline_changed_graph_runs_pass_again(graph, table):
+def test_pipeline_changed_graph_runs_pass_again(graph, operator_table):
     """A pass runs again after another pass has changed the graph."""
     graph.returns(graph("add", graph("neg", graph.takes(2)), 1))
 
@@ -122,8 +130,8 @@ def test_pipeline_changed_graph_runs_pass_again(graph, table):
         """Replace one neg by the pattern of the first pass."""
         return build("add", node.inputs[0], 1)
 
-    first, second = Step("first", applying(scale_up)), Step("second", applying(once))
-    reports = pipeline(table, first, second).run(graph)
+    first, second = Step("first", make_change(scale_up)), Step("second", make_change(replace_by_add))
+    reports = make_pipeline(operator_table, first, second).run(graph)
     assert [(r.name, r.changed) for r in reports] == [
         *(("first", True), ("second", True)),
         *(("first", True), ("second", False)),
@@ -131,76 +139,75 @@ def test_pipeline_changed_graph_runs_pass_again(graph, table):
     assert [node.inputs[1] for node in graph.nodes] == [1.000001] * 2
 
 
-def test_pipeline_unchanged_graph_runs_pass_once(chain, table):
+def test_pipeline_unchanged_graph_runs_pass_once(chain, operator_table):
     """A pass does not run again on an unchanged graph."""
     runs = []
-    pipeline(table, Step("a", lambda *_: runs.append("a")), Step("b", lambda *_: runs.append("b"))).run(chain)
+    make_pipeline(operator_table, Step("a", lambda *_: runs.append("a")), Step("b", lambda *_: runs.append("b"))).run(
+        chain
+    )
     assert runs == ["a", "b"]
 
 
-def test_pipeline_report_counts_removed_nodes(graph, table):
+def test_pipeline_report_counts_removed_nodes(graph, operator_table):
     """The report counts the nodes that a pass removed."""
     y = graph("neg", graph.takes(2))
     graph.returns(y)
     graph("neg", y)
 
-    def sweep(g, _):
-        for node in g.nodes_backward():
-            if not node.output.uses:
-                g.erase(node)
-
-    (report, *_) = pipeline(table, Step("sweep", sweep, removes="unread nodes")).run(graph)
+    (report, *_) = make_pipeline(operator_table, Step("sweep", erase_unused_nodes, removes="unread nodes")).run(graph)
     assert (report.removed, report.removes) == (1, "unread nodes")
 
 
-def test_pipeline_oscillating_passes_raise(chain, table):
+def test_pipeline_oscillating_passes_raise(chain, operator_table):
     """Passes that undo each other raise an error that names them."""
-    passes = (Step("forth", applying(to_add)), Step("back", applying(to_neg)), Step("idle"))
+    passes = (Step("forth", make_change(replace_by_add)), Step("back", make_change(replace_by_neg)), Step("idle"))
     message = (
         f"the passes ['back', 'forth'] still change the graph after {MAX_ROUNDS} rounds: each reverts changes of "
         "another. Remove one of them."
     )
     with pytest.raises(PassError, match=re.escape(message)):
-        pipeline(table, *passes).run(chain)
+        make_pipeline(operator_table, *passes).run(chain)
 
 
 # Faults
 
 
-def test_pipeline_broken_invariant_names_pass(chain, table):
+def test_pipeline_broken_invariant_names_pass(chain, operator_table):
     """An error about a broken invariant names the pass."""
 
-    def spoil(graph, _):
+    def make_cycle(graph, _):
         node = next(iter(graph.nodes))
         graph.set_input(node, 0, node.output)
 
     with pytest.raises(PassError, match="before it is computed") as caught:
-        pipeline(table, Step("fine"), Step("spoil", spoil)).run(chain)
+        make_pipeline(operator_table, Step("fine"), Step("spoil", make_cycle)).run(chain)
     assert "after the pass spoil" in caught.value.__notes__
 
 
-def test_pipeline_changed_outputs_name_pass_and_error_class(chain, table):
+def test_pipeline_changed_outputs_name_pass_and_error_class(chain, operator_table):
     """A pass with changed outputs raises an error with its name and its error class."""
     x = torch.tensor([1.0, 2.0, 3.0])
     with pytest.raises(
         PassError,
         match=r"pass wrong: it declares the error class exact, but changed output 0: (?s:.*)Mismatched elements: 3 / 3",
     ):
-        pipeline(table, Step("fine"), Step("wrong", applying(to_add)), check_inputs=[x]).run(chain)
+        make_pipeline(operator_table, Step("fine"), Step("wrong", make_change(replace_by_add)), check_inputs=[x]).run(
+            chain
+        )
 
 
-def test_pipeline_without_check_inputs_compares_no_outputs(chain, table):
+def test_pipeline_without_check_inputs_compares_no_outputs(chain, operator_table):
     """Without check inputs, outputs are not compared."""
-    pipeline(table, Step("wrong", applying(to_add))).run(chain)
+    make_pipeline(operator_table, Step("wrong", make_change(replace_by_add))).run(chain)
     assert chain.kinds == ["add"]
 
 
-def test_pipeline_exact_pass_rejects_one_ulp(graph, table):
+def test_pipeline_exact_pass_rejects_one_ulp(graph, operator_table):
     """An exact pass may not change an output by one bit; a pass with a ulp bound may."""
     x = torch.tensor([1.0, 2.0])
     for error, fine in ((EXACT, False), (ulp(8), True)):
         copy = graph.clone() if graph.outputs else graph.returns(graph("add", graph.takes(2), 1)).clone()
-        run = pipeline(table, Step("scale", applying(scale_up), error=error), check_inputs=[x])
+        run = make_pipeline(operator_table, Step("scale", make_change(scale_up), error=error), check_inputs=[x])
         if fine:
             run.run(copy)
         else:
@@ -208,29 +215,26 @@ def test_pipeline_exact_pass_rejects_one_ulp(graph, table):
                 run.run(copy)
 
 
-def test_pipeline_changed_state_raises(graph, table):
+def test_pipeline_changed_state_raises(graph, operator_table):
     """A changed state raises an error as a changed output does."""
     x = graph.takes(2)
     graph.add_constant(torch.zeros(2), "memory")
     graph.set_state("memory", graph("neg", x))
     with pytest.raises(PassError, match="pass wrong: it declares the error class exact, but changed output 0"):
-        pipeline(table, Step("wrong", applying(to_add)), check_inputs=[torch.ones(2)]).run(graph)
+        make_pipeline(operator_table, Step("wrong", make_change(replace_by_add)), check_inputs=[torch.ones(2)]).run(
+            graph
+        )
 
 
-def test_pipeline_check_preserves_random_state(graph, table):
+def test_pipeline_check_preserves_random_state(graph, operator_table):
     """Both runs of a check draw equal random numbers, and the RNG state is restored."""
     x = graph.takes(2)
     y = graph("noise", x)
     graph("neg", y)
     graph.returns(y)
 
-    def sweep(g, _):
-        for node in g.nodes_backward():
-            if not node.output.uses:
-                g.erase(node)
-
     state = torch.random.get_rng_state()
-    pipeline(table, Step("sweep", sweep), check_inputs=[torch.ones(2)]).run(graph)
+    make_pipeline(operator_table, Step("sweep", erase_unused_nodes), check_inputs=[torch.ones(2)]).run(graph)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

@@ -119,8 +119,8 @@ def install(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def failure(*parts: str) -> None:
-    """Loading fails, and the message holds all these parts."""
+def assert_load_fails(*parts: str) -> None:
+    """Assert that loading fails with a message that matches all these patterns."""
     with pytest.raises(PluginError) as caught:
         load_registry()
     for part in parts:
@@ -155,7 +155,7 @@ def test_load_registry_without_plugins_empty(install):
 def test_load_registry_missing_module_names_distribution(install):
     """A plugin with a missing module is named with its distribution."""
     install("gone", None)
-    failure(
+    assert_load_fails(
         "cannot load 1 of 1 plugins",
         r"'gone' = installed_\w+_gone \(dist-gone 1\.0\): ModuleNotFoundError: No module named",
         r"Update or uninstall them, or list those to load in \$CLIKA_REF_PLUGINS",
@@ -205,7 +205,7 @@ def test_load_registry_missing_module_names_distribution(install):
 def test_load_registry_broken_plugin_reports_reason(install, source, reason):
     """A broken plugin is reported with the reason."""
     install("bad", source)
-    failure(r"'bad' = installed_\w+ \(dist-bad 1\.0\): ", reason)
+    assert_load_fails(r"'bad' = installed_\w+ \(dist-bad 1\.0\): ", reason)
 
 
 def test_load_registry_reports_all_failures_at_once(install):
@@ -213,7 +213,7 @@ def test_load_registry_reports_all_failures_at_once(install):
     install("one", "raise ValueError('first')")
     install("fine", OPERATORS.format(call="relu.default", name="relu"))
     install("two", None)
-    failure("cannot load 2 of 3 plugins", "'one'.*ValueError: first", "'two'.*No module named")
+    assert_load_fails("cannot load 2 of 3 plugins", "'one'.*ValueError: first", "'two'.*No module named")
 
 
 # Clashes
@@ -224,7 +224,7 @@ def test_load_registry_duplicate_pass_or_target_raises(install, kind, what):
     """Two passes or targets of one name raise an error that names both plugins."""
     install("a", THINGS.format(kind=kind, name="same"))
     install("b", THINGS.format(kind=kind, name="same"))
-    failure(
+    assert_load_fails(
         rf"cannot combine the plugins:\n  {what} 'same' is declared by 'a' \(dist-a 1\.0\) and by 'b' \(dist-b 1\.0\)",
         r"Uninstall one of each, or list the plugins to load in \$CLIKA_REF_PLUGINS",
     )
@@ -235,7 +235,7 @@ def test_load_registry_duplicate_operator_or_call_raises(install):
     install("a", OPERATORS.format(call="relu.default", name="same"))
     install("b", OPERATORS.format(call="neg.default", name="same"))
     install("c", OPERATORS.format(call="neg.default", name="other"))
-    failure(
+    assert_load_fails(
         r"operator 'same' is declared by 'a' .* and by 'b'",
         r"ATen overload 'aten\.neg\.default' is declared by 'b' .* and by 'c'",
     )
@@ -256,7 +256,7 @@ def test_load_registry_duplicate_in_one_plugin_raises(install):
     """One plugin that provides a name twice raises an error."""
     source = THINGS.format(kind="passes", name="same").replace('[Thing("same")]', '[Thing("same"), Thing("same")]')
     install("a", source)
-    failure(r"pass 'same' is declared by 'a' .* and by 'a'")
+    assert_load_fails(r"pass 'same' is declared by 'a' .* and by 'a'")
 
 
 # Order and limits

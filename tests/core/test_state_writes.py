@@ -12,7 +12,7 @@ from clika_ref.core.execution import snapshot_state
 
 @pytest.fixture(params=[True, False], ids=["recorded", "unrecorded"])
 def _gradients(request):
-    """With gradients all state that is read is copied first, without them what results share."""
+    """With gradients all state that is read is copied first; without them only tensors that results share."""
     with torch.set_grad_enabled(request.param):
         yield
 
@@ -87,32 +87,32 @@ class Trained(nn.Module):
         return self.call(self, x)
 
 
-def assigns_a_buffer(model, x):
+def assign_buffer(model, x):
     y = x * model.weight * model.scale
     model.scale = model.scale * 0.9 + y.detach().mean(0)
     return y
 
 
-def writes_a_buffer(model, x):
+def write_buffer(model, x):
     y = x * model.weight * model.scale.clone()
     model.scale.mul_(0.9)
     return y
 
 
-def writes_a_weight(model, x):
+def write_weight(model, x):
     y = x.exp() * model.weight.clone()
     with torch.no_grad():
         model.weight.mul_(0.9)
     return y * model.weight
 
 
-def writes_an_input(model, x):
+def write_input(model, x):
     y = x.clone() * model.weight
     x.add_(1)
     return y
 
 
-@pytest.mark.parametrize("call", [assigns_a_buffer, writes_a_buffer, writes_a_weight, writes_an_input])
+@pytest.mark.parametrize("call", [assign_buffer, write_buffer, write_weight, write_input])
 def test_clika_module_write_after_read_trains(call):
     """The backward pass works after the call has overwritten tensors that it read."""
     eager = Trained(call)

@@ -27,7 +27,7 @@ N, M = make_symbol("n"), make_symbol("m")
 HALF = sympy.Rational(1, 2)
 
 
-def raw(kind: type, *args: sympy.Basic) -> sympy.Basic:
+def make_raw_expression(kind: type, *args: sympy.Basic) -> sympy.Basic:
     """Return an expression that sympy does not simplify to another kind."""
     return sympy.Basic.__new__(kind, *args)
 
@@ -55,8 +55,8 @@ CASES = [
     (sympy.Not(sympy.And(N > 3, M > 3), evaluate=False), lambda n, m: not (n > 3 and m > 3)),
     (f.FloorDiv(N, 3), lambda n, _: n // 3),
     (f.FloorDiv(N - M, 3), lambda n, m: (n - m) // 3),
-    (raw(f.CleanDiv, 6 * N, sympy.Integer(2)), lambda n, _: 3 * n),
-    (raw(f.CeilDiv, N, sympy.Integer(3)), lambda n, _: math.ceil(n / 3)),
+    (make_raw_expression(f.CleanDiv, 6 * N, sympy.Integer(2)), lambda n, _: 3 * n),
+    (make_raw_expression(f.CeilDiv, N, sympy.Integer(3)), lambda n, _: math.ceil(n / 3)),
     (f.ModularIndexing(N, 2, 3), lambda n, _: n // 2 % 3),
     (f.Mod(N, 3), lambda n, _: n % 3),
     (f.PythonMod(N - M, 3), lambda n, m: (n - m) % 3),
@@ -65,7 +65,7 @@ CASES = [
     (f.TruncToInt(f.IntTrueDiv(N - M, 3)), lambda n, m: math.trunc((n - m) / 3)),
     (f.RoundToInt(f.IntTrueDiv(N, 2)), lambda n, _: round(n / 2)),
     (f.FloatTrueDiv(f.ToFloat(N), 4.0), lambda n, _: n / 4),
-    (raw(f.PowByNatural, N, sympy.Integer(3)), lambda n, _: n**3),
+    (make_raw_expression(f.PowByNatural, N, sympy.Integer(3)), lambda n, _: n**3),
     (f.FloatPow(f.ToFloat(N), 2.0), lambda n, _: float(n) ** 2),
     (f.OpaqueUnaryFn_sqrt(N), lambda n, _: math.sqrt(n)),
     (f.Max(N, M), max),

@@ -1,4 +1,4 @@
-"""`Target`: what an author must implement, and the defaults of everything else."""
+"""`Target`: the methods that an author must implement, and the defaults of all others."""
 
 from pathlib import Path
 

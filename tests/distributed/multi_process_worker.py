@@ -1,6 +1,6 @@
 """The worker of multi-process tests: ``python multi_process_worker.py <group> <rank> <ranks> <folder>``.
 
-Each scenario of a group returns what it found, which is written to ``<scenario>.<rank>.json`` for the tests to look at.
+Each scenario of a group returns its results, which are written to ``<scenario>.<rank>.json`` for the tests to read.
 """
 
 import copy
@@ -16,12 +16,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from log_files import read_logs
+from seeded_tensors import randn
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from calibrated_nets import HERE, Net, batches
+from calibrated_nets import HERE, Net, make_batches
 
 from clika_ref import (
     DeploymentSettings_TensorRT_ONNX,
@@ -44,13 +46,13 @@ TOGETHER = DistributedTrainingSettings(multi_gpu=True)
 SHARDED = DistributedTrainingSettings(multi_gpu=True, use_sharding=True)
 ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
 STRUCTURED = PruningSettings("structured", None, 0.5)
-FEW_BITS = QuantizationSettings(
+LOW_BIT = QuantizationSettings(
     weights_num_bits=[8, 4], weights_only_quantization_block_size=[16], prefer_weights_only_quantization=True
 )
 
 
 class Convolutions(nn.Module):
-    """A norm behind a convolution, a depthwise one, and a sum."""
+    """A convolution with batch norm, a depthwise one, and a sum."""
 
     def __init__(self):
         super().__init__()
@@ -64,30 +66,30 @@ class Convolutions(nn.Module):
         return self.head((x + self.deep(x)).mean((2, 3)))
 
 
-def images(count=7):
+def make_images(count=7):
     spread = torch.Generator().manual_seed(1)
     return [torch.randn(4, 3, 8, 8, generator=spread) * (1 + i) for i in range(count)]
 
 
-def dealt(data):
-    """Return what this rank reads of data that is dealt in turns."""
+def deal(data):
+    """Return the batches of this rank, of data dealt in turns."""
     return [*itertools.islice(data, dist.get_rank(), None, dist.get_world_size())]
 
 
-def compiled(model, data, settings=ALL, **options):
-    """Compile a model on all ranks, or alone where these do not work multi_process_worker."""
+def compile_on_ranks(model, data, settings=ALL, **options):
+    """Compile a model on all ranks together, or on each alone without distributed settings."""
     options = {"distributed_training_settings": TOGETHER, **options}
     how = {"quantization_settings": settings, "deployment_settings": HERE, "calibration_inputs": data}
     return clika_compile(model.eval(), **how, **options)
 
 
-def plan_of(module):
-    """Return a digest of all that was decided, and of the scales that were learned since."""
+def digest_plan(module):
+    """Return a digest of the plan, and of the scales that were learned since."""
     saved = write_extra_state(*module.clika_state.quantized.to_document())
     return hashlib.sha256(saved.numpy().tobytes()).hexdigest()
 
 
-def seen_by(module):
+def read_calibration(module):
     """Return the calibration state of a module, in a form that does not depend on the number of ranks."""
     found = module.clika_state.calibration
     values = {name: statistics_to_json(statistics) for name, statistics in found.table.values.items()}
@@ -99,7 +101,7 @@ def seen_by(module):
     return {**table, "kept": kept, "is_full": found.reservoir.is_full, "sizes": sorted(found.sizes.items())}
 
 
-def told(work):
+def catch_message(work):
     """Return the error message of a failing scenario."""
     try:
         work()
@@ -108,20 +110,20 @@ def told(work):
     return ""
 
 
-def mean_of_ranks(model, data):
+def mean_loss(model, data):
     return nn.functional.mse_loss(model(data), torch.ones(()))
 
 
 # Quantizing
 
 
-def both(model, data, settings=ALL, **options):
+def compile_together_and_alone(model, data, settings=ALL, **options):
     """Return the decisions of several ranks, and those of one process on all data."""
-    found = compiled(copy.deepcopy(model), dealt(data), settings, **options)
-    alone = compiled(copy.deepcopy(model), data, settings, distributed_training_settings=None, **options)
+    found = compile_on_ranks(copy.deepcopy(model), deal(data), settings, **options)
+    alone = compile_on_ranks(copy.deepcopy(model), data, settings, distributed_training_settings=None, **options)
     return {
-        "plans": [plan_of(found), plan_of(alone)],
-        "seen": [seen_by(found), seen_by(alone)],
+        "plans": [digest_plan(found), digest_plan(alone)],
+        "seen": [read_calibration(found), read_calibration(alone)],
         "layers": [str(found.clika_state.quantized.plan.floats), str(alone.clika_state.quantized.plan.floats)],
         "smoothed": len(found.clika_state.quantized.plan.smoothing),
         "weights": len(found.clika_state.quantized.plan.weights) + len(found.clika_state.quantized.plan.packed_weights),
@@ -129,191 +131,205 @@ def both(model, data, settings=ALL, **options):
 
 
 def linear_layers():
-    return both(Net(), batches(7, factor=30.0), smoothing="on")
+    return compile_together_and_alone(Net(), make_batches(7, factor=30.0), smoothing="on")
 
 
 def convolutions():
-    return both(Convolutions(), images())
+    return compile_together_and_alone(Convolutions(), make_images())
 
 
-def few_bits():
-    return both(Net(), batches(7), FEW_BITS)
+def int4():
+    return compile_together_and_alone(Net(), make_batches(7), LOW_BIT)
 
 
-def by_an_option():
+def by_each_option():
     options = {"weight_rounding": "on", "bias_correction": "on", "observer": "percentile-99.99"}
-    return both(Convolutions(), images(), QuantizationSettings(), **options)
+    return compile_together_and_alone(Convolutions(), make_images(), QuantizationSettings(), **options)
 
 
-def a_small_reservoir():
-    """Keep 3 of 7 batches, which the ranks must choose as one process does."""
+def small_reservoir():
+    """Keep 3 of 7 batches; the ranks must choose the same ones as one process."""
     init = calibrator.Reservoir.__init__
     before = init.__defaults__
     init.__defaults__ = (4000, *before[1:])
     try:
-        return both(Convolutions(), [x[:1] for x in images()])
+        return compile_together_and_alone(Convolutions(), [x[:1] for x in make_images()])
     finally:
         init.__defaults__ = before
 
 
 def uneven_data():
-    """Deal five batches to the first rank and one to the other: turns, as far as they go."""
-    data, folder = images(6), Path(sys.argv[4]) / f"logs{dist.get_rank()}"
+    """Deal five batches to the first rank and one to the other, in turns."""
+    data, folder = make_images(6), Path(sys.argv[4]) / f"logs{dist.get_rank()}"
     own = data[:1] + data[2:] if dist.get_rank() == 0 else data[1:2]
-    found = compiled(Convolutions(), own, logs_dir=folder)
-    alone = compiled(Convolutions(), data, distributed_training_settings=None)
-    return {"plans": [plan_of(found), plan_of(alone)], "log": "".join(f.read_text() for f in folder.glob("*.log"))}
+    found = compile_on_ranks(Convolutions(), own, logs_dir=folder)
+    alone = compile_on_ranks(Convolutions(), data, distributed_training_settings=None)
+    return {
+        "plans": [digest_plan(found), digest_plan(alone)],
+        "log": read_logs(folder),
+    }
 
 
 def no_data_on_one():
-    own = images(2) if dist.get_rank() == 0 else []
-    found = compiled(Convolutions(), own, tracing_inputs=images(1))
-    alone = compiled(Convolutions(), images(2), distributed_training_settings=None, tracing_inputs=images(1))
-    return {"plans": [plan_of(found), plan_of(alone)], "seen": [seen_by(found), seen_by(alone)]}
+    own = make_images(2) if dist.get_rank() == 0 else []
+    found = compile_on_ranks(Convolutions(), own, tracing_inputs=make_images(1))
+    alone = compile_on_ranks(
+        Convolutions(), make_images(2), distributed_training_settings=None, tracing_inputs=make_images(1)
+    )
+    return {
+        "plans": [digest_plan(found), digest_plan(alone)],
+        "seen": [read_calibration(found), read_calibration(alone)],
+    }
 
 
-def quantized_later():
+def requantize():
     """Quantize a module that is compiled already: with data, by another threshold without, and by a goal."""
-    arguments = {"tracing_inputs": images(1), "deployment_settings": HERE}
+    arguments = {"tracing_inputs": make_images(1), "deployment_settings": HERE}
     module = clika_compile(Convolutions().eval(), distributed_training_settings=TOGETHER, **arguments)
     alone = clika_compile(Convolutions().eval(), **arguments)
     plans = []
-    for of, data in ((module, dealt(images())), (alone, images())):
+    for of, data in ((module, deal(make_images())), (alone, make_images())):
         of.clika_initialize_algorithms(ALL, calibration_inputs=data)
-        plans.append(plan_of(of))
+        plans.append(digest_plan(of))
         of.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=1e-4))
-        plans.append(plan_of(of))
+        plans.append(digest_plan(of))
         scores = iter([1.0, 0.0, 1.0, 0.0, 1.0, 0.0] if of is alone or dist.get_rank() == 0 else [1.0] * 6)
         of.clika_quantize_to_goal(lambda _, scores=scores: next(scores), 0.5)
-        plans.append(plan_of(of) if of.clika_state.quantized else "float")
+        plans.append(digest_plan(of) if of.clika_state.quantized else "float")
     return {"plans": plans}
 
 
-def pruned():
+def prune():
     """Prune on the tracing inputs, for which those of the first rank are used."""
     settings = {"pruning_settings": STRUCTURED, "deployment_settings": HERE}
-    data = [x * (1 + 5 * dist.get_rank()) for x in images(2)]
+    data = [x * (1 + 5 * dist.get_rank()) for x in make_images(2)]
     found = clika_compile(
         Convolutions().eval(), tracing_inputs=data, distributed_training_settings=TOGETHER, **settings
     )
-    alone = clika_compile(Convolutions().eval(), tracing_inputs=images(2), **settings)
+    alone = clika_compile(Convolutions().eval(), tracing_inputs=make_images(2), **settings)
     later = clika_compile(Convolutions().eval(), tracing_inputs=data, distributed_training_settings=TOGETHER)
     later.clika_prune(STRUCTURED)
     return {"models": [fingerprint(module.graph) for module in (found, alone, later)]}
 
 
-def pruned_by_dealt_data():
+def prune_by_dealt_data():
     """Prune on data, with several batches for the importance, during compilation and later."""
     strengths = torch.tensor([9.0, 1.0, 0.1]).reshape(3, 1, 1)
-    data = [(x * strengths).roll(number % 2, 1) for number, x in enumerate(images(12))]
+    data = [(x * strengths).roll(number % 2, 1) for number, x in enumerate(make_images(12))]
     found, alone = (
-        compiled(Convolutions(), own, tracing_inputs=data[:1], pruning_settings=STRUCTURED, **how)
-        for own, how in ((dealt(data), {}), (data, {"distributed_training_settings": None}))
+        compile_on_ranks(Convolutions(), own, tracing_inputs=data[:1], pruning_settings=STRUCTURED, **how)
+        for own, how in ((deal(data), {}), (data, {"distributed_training_settings": None}))
     )
     later = clika_compile(Convolutions().eval(), tracing_inputs=data[:1], distributed_training_settings=TOGETHER)
-    later.clika_prune(STRUCTURED, calibration_inputs=dealt(data))
+    later.clika_prune(STRUCTURED, calibration_inputs=deal(data))
     of_first = clika_compile(Convolutions().eval(), tracing_inputs=data[:1])
     of_first.clika_prune(STRUCTURED, calibration_inputs=data[::2])
     return {
-        "plans": [plan_of(found), plan_of(alone)],
+        "plans": [digest_plan(found), digest_plan(alone)],
         "models": [fingerprint(module.graph) for module in (found, alone, later)],
         "of the first": fingerprint(of_first.graph),
     }
 
 
-def adapted():
-    """Attach adapters, which are drawn at random, otherwise on each rank: as the module is compiled, and later."""
-    data, models = images(2), [Convolutions(), Convolutions()]
+def attach_adapters():
+    """Attach randomly initialized adapters, with another seed on each rank; while compiling, and later."""
+    data, models = make_images(2), [Convolutions(), Convolutions()]
     torch.manual_seed(dist.get_rank())
-    found = compiled(models[0], dealt(data), global_lora_settings=LoraSettings(rank=2))
-    later = compiled(models[1], dealt(data))
+    found = compile_on_ranks(models[0], deal(data), global_lora_settings=LoraSettings(rank=2))
+    later = compile_on_ranks(models[1], deal(data))
     later.clika_attach_lora(LoraSettings(rank=2))
-    return {"models": [fingerprint(m.graph) for m in (found, later)], "plans": [plan_of(m) for m in (found, later)]}
+    return {"models": [fingerprint(m.graph) for m in (found, later)], "plans": [digest_plan(m) for m in (found, later)]}
 
 
 # Failing
 
 
-def spoiled(rank, number):
-    data = dealt(images())
+def make_data_with_nan(rank, number):
+    data = deal(make_images())
     if dist.get_rank() == rank:
         data[number] = torch.full_like(data[number], torch.nan)
     return data
 
 
 def nan_on_one():
-    return {"told": told(lambda: compiled(Convolutions(), spoiled(1, 1)))}
+    return {"message": catch_message(lambda: compile_on_ranks(Convolutions(), make_data_with_nan(1, 1)))}
 
 
-def nan_in_the_first():
-    return {"told": told(lambda: compiled(Convolutions(), spoiled(0, 0)))}
+def nan_in_first_batch():
+    return {"message": catch_message(lambda: compile_on_ranks(Convolutions(), make_data_with_nan(0, 0)))}
 
 
-def no_data_on_the_first():
-    own = [] if dist.get_rank() == 0 else images(2)
-    return {"told": told(lambda: compiled(Convolutions(), own, tracing_inputs=images(1)))}
+def no_data_on_first():
+    own = [] if dist.get_rank() == 0 else make_images(2)
+    return {"message": catch_message(lambda: compile_on_ranks(Convolutions(), own, tracing_inputs=make_images(1)))}
 
 
-def an_error_of_the_users_on_one():
-    def broken():
-        yield images(1)[0]
+def user_error_on_one():
+    def yield_then_fail():
+        yield make_images(1)[0]
         if dist.get_rank() == 1:
             msg = "the disk is gone"
             raise OSError(msg)
 
     try:
-        compiled(Convolutions(), broken())
+        compile_on_ranks(Convolutions(), yield_then_fail())
     except (ModelError, OSError) as error:
-        return {"told": f"{type(error).__name__}: {error}"}
-    return {"told": ""}
+        return {"message": f"{type(error).__name__}: {error}"}
+    return {"message": ""}
 
 
-def an_error_before_counts_are_summed():
+def error_before_sum():
     """Fail on one rank between its message and the reduction."""
     before = merging.statistics_from_json
     if dist.get_rank() == 1:
         merging.statistics_from_json = None
     try:
-        compiled(Convolutions(), dealt(images()))
+        compile_on_ranks(Convolutions(), deal(make_images()))
     except (ModelError, TypeError) as error:
-        return {"told": f"{type(error).__name__}: {error}"}
+        return {"message": f"{type(error).__name__}: {error}"}
     finally:
         merging.statistics_from_json = before
-    return {"told": ""}
+    return {"message": ""}
 
 
-def an_error_on_both():
-    data = [x if place < 2 else x * torch.nan for place, x in enumerate(images())]
-    return {"told": told(lambda: compiled(Convolutions(), dealt(data)))}
+def error_on_both():
+    data = [x if place < 2 else x * torch.nan for place, x in enumerate(make_images())]
+    return {"message": catch_message(lambda: compile_on_ranks(Convolutions(), deal(data)))}
 
 
 def other_weights():
     model = Convolutions()
     model.head.weight.data += dist.get_rank()
-    return {"told": told(lambda: compiled(model, dealt(images())))}
+    return {"message": catch_message(lambda: compile_on_ranks(model, deal(make_images())))}
 
 
-def differing(arguments, **of_second):
+def compile_with_differences(arguments, **of_second):
     """Compile with different arguments on the second rank."""
-    arguments = {"calibration_inputs": dealt(images()), "deployment_settings": HERE, **arguments}
+    arguments = {"calibration_inputs": deal(make_images()), "deployment_settings": HERE, **arguments}
     own = {**arguments, **(of_second if dist.get_rank() else {})}
-    return {"told": told(lambda: clika_compile(Convolutions().eval(), distributed_training_settings=TOGETHER, **own))}
+    return {
+        "message": catch_message(
+            lambda: clika_compile(Convolutions().eval(), distributed_training_settings=TOGETHER, **own)
+        )
+    }
 
 
 def other_targets():
-    return differing({"quantization_settings": ALL}, deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    return compile_with_differences(
+        {"quantization_settings": ALL}, deployment_settings=DeploymentSettings_TensorRT_ONNX()
+    )
 
 
 def other_options():
-    return differing({"quantization_settings": ALL}, batch_norm="live", check_passes=True)
+    return compile_with_differences({"quantization_settings": ALL}, batch_norm="live", check_passes=True)
 
 
 def other_thresholds():
-    return differing({"quantization_settings": ALL}, quantization_settings=QuantizationSettings())
+    return compile_with_differences({"quantization_settings": ALL}, quantization_settings=QuantizationSettings())
 
 
 def float_on_one():
-    return differing({"quantization_settings": ALL}, quantization_settings=None)
+    return compile_with_differences({"quantization_settings": ALL}, quantization_settings=None)
 
 
 def other_settings_later():
@@ -321,69 +337,71 @@ def other_settings_later():
     rank = dist.get_rank()
     module = clika_compile(
         Convolutions().eval(),
-        tracing_inputs=images(1),
+        tracing_inputs=make_images(1),
         deployment_settings=HERE,
         distributed_training_settings=TOGETHER,
     )
     layers = {"head": LayerQuantizationSettings(skip_quantization=True)} if rank else None
-    data = {"calibration_inputs": dealt(images())}
+    data = {"calibration_inputs": deal(make_images())}
     steps = [
         lambda: module.clika_prune(PruningSettings("structured", None, 0.5 + rank / 4)),
         lambda: module.clika_attach_lora(LoraSettings(rank=2 + rank)),
         lambda: module.clika_initialize_algorithms(ALL, layer_quantization_settings=layers, **data),
         lambda: module.clika_initialize_algorithms(ALL, **({} if rank else data)),
     ]
-    return {"told": " / ".join(map(told, steps))}
+    return {"message": " / ".join(map(catch_message, steps))}
 
 
 def arguments_on_one():
     """Pass invalid arguments on the second rank only, during compilation and later."""
     rank = dist.get_rank()
-    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1), distributed_training_settings=TOGETHER)
+    module = clika_compile(Convolutions().eval(), tracing_inputs=make_images(1), distributed_training_settings=TOGETHER)
     steps = [
-        lambda: compiled(Convolutions(), None if rank else images(1)),
-        lambda: compiled(Convolutions(), images(1), **({"no_option": 1} if rank else {})),
+        lambda: compile_on_ranks(Convolutions(), None if rank else make_images(1)),
+        lambda: compile_on_ranks(Convolutions(), make_images(1), **({"no_option": 1} if rank else {})),
         lambda: module.clika_prune(3 if rank else STRUCTURED),
         lambda: module.clika_attach_lora(4 if rank else None),
-        lambda: module.clika_initialize_algorithms(5 if rank else ALL, calibration_inputs=images(1)),
+        lambda: module.clika_initialize_algorithms(5 if rank else ALL, calibration_inputs=make_images(1)),
         lambda: clika_distribute(6 if rank else module, TOGETHER),
-        lambda: module.clika_quantize_to_goal(7 if rank else abs, 0.5, calibration_inputs=images(1)),
+        lambda: module.clika_quantize_to_goal(7 if rank else abs, 0.5, calibration_inputs=make_images(1)),
     ]
-    return {"told": [*map(told, steps)]}
+    return {"message": [*map(catch_message, steps)]}
 
 
-def a_file_of_ranges():
+def ranges_file():
     file = Path(sys.argv[4]) / "ranges"
-    return {"told": told(lambda: compiled(Convolutions(), dealt(images()), ranges_file=str(file)))}
+    return {
+        "message": catch_message(lambda: compile_on_ranks(Convolutions(), deal(make_images()), ranges_file=str(file)))
+    }
 
 
 # Training
 
 
-def to_train(data, **options):
-    """Compile what takes batches of any size."""
-    return compiled(Convolutions(), data, tracing_inputs=[images(1)[0], images(1)[0][:2]], **options)
+def compile_for_training(data, **options):
+    """Compile a module for batches of any size."""
+    return compile_on_ranks(Convolutions(), data, tracing_inputs=[make_images(1)[0], make_images(1)[0][:2]], **options)
 
 
-def trained(model, data, steps=4):
+def train(model, data, steps=4):
     """Train as any loop does; return the loss of the last step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     model.train()
     for number in range(steps):
         optimizer.zero_grad()
-        loss = mean_of_ranks(model, data[number])
+        loss = mean_loss(model, data[number])
         loss.backward()
         optimizer.step()
     return float(loss)
 
 
-def halves():
+def make_halves():
     """Return the data of this rank, and of a single process: batches of four samples, two for each rank."""
-    data, rank = [x / x.std() for x in images(4)], dist.get_rank()
+    data, rank = [x / x.std() for x in make_images(4)], dist.get_rank()
     return [x[2 * rank : 2 * rank + 2] for x in data], data
 
 
-def numbers_of(module):
+def read_parameters(module):
     return {name: p.detach().flatten()[:6].tolist() for name, p in module.named_parameters()}
 
 
@@ -400,39 +418,39 @@ def digest_with_buffers(module):
     return digest_of({name: tensor for name, tensor in module.state_dict().items() if name != "_extra_state"})
 
 
-def trained_by_one():
-    alone = to_train(images(), distributed_training_settings=None)
-    trained(alone, halves()[1])
+def train_alone():
+    alone = compile_for_training(make_images(), distributed_training_settings=None)
+    train(alone, make_halves()[1])
     return alone
 
 
-def replicated_training():
-    module = to_train(dealt(images()))
+def train_replicated():
+    module = compile_for_training(deal(make_images()))
     model = clika_distribute(module, TOGETHER, steps=4)
-    trained(model, halves()[0])
+    train(model, make_halves()[0])
     model.eval()
-    found = {"kind": type(model).__name__, "numbers": numbers_of(module), "digest": digest(module)}
+    found = {"kind": type(model).__name__, "numbers": read_parameters(module), "digest": digest(module)}
     if dist.get_rank() == 0:
         artifact = module.clika_export(Path(sys.argv[4]) / "replicated.onnx")
-        found |= {"alone": numbers_of(trained_by_one()), "bytes": artifact.path.stat().st_size}
+        found |= {"alone": read_parameters(train_alone()), "bytes": artifact.path.stat().st_size}
     dist.barrier()
     return found
 
 
-def sharded_training():
-    module = to_train(dealt(images()))
+def train_sharded():
+    module = compile_for_training(deal(make_images()))
     model = clika_distribute(module, SHARDED, steps=4)
-    trained(model, halves()[0])
+    train(model, make_halves()[0])
     local = sum(p.to_local().numel() for p in model.parameters())
     held = [v.data for v in module.clika_state.graph.constants.values()] + [
         v.data for v in module.clika_state.calibration.graph.constants.values()
     ]
-    refused = told(lambda: module.clika_export(Path(sys.argv[4]) / "none.onnx"))
-    x = images(1)[0]
+    refused = catch_message(lambda: module.clika_export(Path(sys.argv[4]) / "none.onnx"))
+    x = make_images(1)[0]
     with torch.no_grad():
         sharded = model.eval()(x)
         twice = model(x)
-    trained(model, halves()[0], steps=1)  # goes on, and what follows is that of new weights
+    train(model, make_halves()[0], steps=1)  # goes on, and what follows is that of new weights
     model.eval()
     whole = module.clika_gather()
     with torch.no_grad():
@@ -441,50 +459,50 @@ def sharded_training():
         "kind": type(model).__name__,
         "share": local / sum(p.numel() for p in whole.parameters()),
         "holds": sum(data is not None for data in held),
-        "told": refused,
-        "numbers": numbers_of(whole),
+        "message": refused,
+        "numbers": read_parameters(whole),
         "digest": digest(whole),
         "settings": [whole.clika_state.deployment == HERE, whole.clika_state.calibration is not None, whole.training],
         "same": [torch.equal(sharded, twice), torch.equal(*later), not torch.equal(sharded, later[0])],
     }
     if dist.get_rank() == 0:
-        alone = trained_by_one()
-        trained(alone, halves()[1], steps=1)
+        alone = train_alone()
+        train(alone, make_halves()[1], steps=1)
         artifact = whole.clika_export(Path(sys.argv[4]) / "sharded.onnx")
-        found |= {"alone": numbers_of(alone), "bytes": artifact.path.stat().st_size}
+        found |= {"alone": read_parameters(alone), "bytes": artifact.path.stat().st_size}
     dist.barrier()
     return found
 
 
-def sharded_by_the_user():
-    """Divide the module without asking, in eval mode, and train it."""
-    module = fully_shard(to_train(dealt(images())))
-    loss = trained(module, halves()[0])
+def shard_without_clika():
+    """Shard the module with FSDP directly, in eval mode, and train it."""
+    module = fully_shard(compile_for_training(deal(make_images())))
+    loss = train(module, make_halves()[0])
     return {"loss": loss, "whole": digest(module.clika_gather())}
 
 
-def replicated_with_idle_weights():
-    """Train a model of which a layer is never called, which has no gradients."""
+def train_idle_weights():
+    """Train a model with a layer that is never called and has no gradients."""
     model = Convolutions()
     model.idle = nn.Linear(3, 3)
-    module = compiled(model, dealt(images()), tracing_inputs=[images(1)[0], images(1)[0][:2]])
-    trained(clika_distribute(module, TOGETHER), halves()[0])
+    module = compile_on_ranks(model, deal(make_images()), tracing_inputs=[make_images(1)[0], make_images(1)[0][:2]])
+    train(clika_distribute(module, TOGETHER), make_halves()[0])
     return {"digest": digest(module), "grads": [module.idle.weight.grad is None, module.head.weight.grad is None]}
 
 
-def sharded_with_live_norms():
+def train_sharded_live_norms():
     """Train two steps with live norms, with statistics of each rank, and continue with these statistics."""
-    module = clika_distribute(to_train(dealt(images())), SHARDED)
+    module = clika_distribute(compile_for_training(deal(make_images())), SHARDED)
     module.clika_set_batch_norm("live")
-    trained(module, halves()[0], steps=2)
+    train(module, make_halves()[0], steps=2)
     own = module.stem._modules["1"].running_mean.tolist()
-    x = images(1)[0]
+    x = make_images(1)[0]
     with torch.no_grad():
         live = module.eval()(x)
-    trained(module, halves()[0], steps=1)
+    train(module, make_halves()[0], steps=1)
     module.clika_set_batch_norm("frozen")
     statistics = digest_of(dict(module.named_buffers()))
-    trained(module, halves()[0], steps=1)
+    train(module, make_halves()[0], steps=1)
     divided = all(isinstance(parameter, DTensor) for parameter in module.parameters())
     whole = module.eval().clika_gather()
     with torch.no_grad():
@@ -493,9 +511,9 @@ def sharded_with_live_norms():
     return {**found, "same": same, "divided": divided}
 
 
-def sharded_from_other_weights():
-    """Divide a model whose weights differ between ranks: all begin with those of the first one."""
-    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
+def shard_other_weights():
+    """Shard a model with other weights on each rank: all start with those of the first rank."""
+    module = clika_compile(Convolutions().eval(), tracing_inputs=make_images(1))
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.add_(dist.get_rank())
@@ -504,7 +522,7 @@ def sharded_from_other_weights():
 
 
 class Twins(nn.Module):
-    """Two layers with biases of one shape, which stay float: cleaning looks at them, to find whether they are equal."""
+    """Two float layers with biases of one shape, which cleanup compares for equality."""
 
     def __init__(self):
         super().__init__()
@@ -515,112 +533,116 @@ class Twins(nn.Module):
         return self.second(self.first(x).relu()) + x
 
 
-def sharded_twins():
-    """Go back and forth between training and evaluation, for which integers are made of whole weights."""
-    data = torch.randn(8, 4, 16, generator=torch.Generator().manual_seed(0))
-    module = clika_distribute(compiled(Twins(), dealt(data), tracing_inputs=[data[0], data[0, :2]]), SHARDED)
+def switch_modes_sharded():
+    """Switch between training and evaluation, which quantizes whole weights."""
+    data = randn(8, 4, 16)
+    module = clika_distribute(compile_on_ranks(Twins(), deal(data), tracing_inputs=[data[0], data[0, :2]]), SHARDED)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     same = []
     for x in data[dist.get_rank() :: 4]:
         optimizer.zero_grad()
-        mean_of_ranks(module.train(), x).backward()
+        mean_loss(module.train(), x).backward()
         optimizer.step()
         with torch.no_grad():
             same.append(torch.equal(module.eval()(data[0]), module.clika_gather()(data[0])))
     return {"same": same, "whole": digest(module.clika_gather())}
 
 
-def sharded_in_parts():
-    module = to_train(dealt(images()))
+def shard_in_parts():
+    module = compile_for_training(deal(make_images()))
     for part in ("stem", "head"):
         fully_shard(getattr(module, part))
-    return {"told": told(module.train)}
+    return {"message": catch_message(module.train)}
 
 
 def other_plans():
-    module = to_train(dealt(images()), distributed_training_settings=None)
-    return {"told": told(lambda: clika_distribute(module, TOGETHER))}
+    module = compile_for_training(deal(make_images()), distributed_training_settings=None)
+    return {"message": catch_message(lambda: clika_distribute(module, TOGETHER))}
 
 
 def other_shapes():
     """Shard models of different shapes, so that tensors of one rank do not fit on the other."""
     model = nn.Linear(4, 4 + dist.get_rank()).eval()
-    return {"told": told(lambda: clika_distribute(clika_compile(model, tracing_inputs=[torch.ones(2, 4)]), SHARDED))}
+    return {
+        "message": catch_message(
+            lambda: clika_distribute(clika_compile(model, tracing_inputs=[torch.ones(2, 4)]), SHARDED)
+        )
+    }
 
 
 def other_norms():
-    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
+    module = clika_compile(Convolutions().eval(), tracing_inputs=make_images(1))
     module.clika_set_batch_norm("live" if dist.get_rank() else "frozen")
-    return {"told": told(lambda: clika_distribute(module, TOGETHER))}
+    return {"message": catch_message(lambda: clika_distribute(module, TOGETHER))}
 
 
 def other_frozen_weights():
-    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
+    module = clika_compile(Convolutions().eval(), tracing_inputs=make_images(1))
     module.head.weight.requires_grad_(not dist.get_rank())
-    return {"told": told(lambda: clika_distribute(module, TOGETHER))}
+    return {"message": catch_message(lambda: clika_distribute(module, TOGETHER))}
 
 
-def divided_on_one():
-    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
-    return {"told": told(lambda: clika_distribute(module, SHARDED if dist.get_rank() else TOGETHER))}
+def shard_on_one():
+    module = clika_compile(Convolutions().eval(), tracing_inputs=make_images(1))
+    return {"message": catch_message(lambda: clika_distribute(module, SHARDED if dist.get_rank() else TOGETHER))}
 
 
 def other_steps():
-    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
-    return {"told": told(lambda: clika_distribute(module, TOGETHER, steps=3 + dist.get_rank()))}
+    module = clika_compile(Convolutions().eval(), tracing_inputs=make_images(1))
+    return {"message": catch_message(lambda: clika_distribute(module, TOGETHER, steps=3 + dist.get_rank()))}
 
 
-def unasked():
+def replicate_without_settings():
     folder = Path(sys.argv[4]) / f"unasked{dist.get_rank()}"
-    to_train(dealt(images()), distributed_training_settings=None, logs_dir=folder)
-    return {"log": "".join(f.read_text() for f in folder.glob("*.log"))}
+    compile_for_training(deal(make_images()), distributed_training_settings=None, logs_dir=folder)
+    return {"log": read_logs(folder)}
 
 
 # Ending
 
 
-def ends_meanwhile():
+def exit_during_data():
     """Let the other rank end while the data is read."""
 
     def data():
-        yield images(1)[0]
+        yield make_images(1)[0]
         if dist.get_rank() == 1:
             os._exit(3)
 
-    return {"told": told(lambda: to_train(data()))}
+    return {"message": catch_message(lambda: compile_for_training(data()))}
 
 
-def hangs():
+def hang():
     """Let the other rank be slower than the process group waits."""
 
     def data():
-        yield images(1)[0]
+        yield make_images(1)[0]
         if dist.get_rank() == 1:
             time.sleep(12)
 
     began = time.monotonic()
-    return {"told": told(lambda: to_train(data())), "seconds": time.monotonic() - began}
+    return {"message": catch_message(lambda: compile_for_training(data())), "seconds": time.monotonic() - began}
 
 
 GROUPS = {
     "quantizing": [
-        *(linear_layers, convolutions, few_bits, by_an_option, a_small_reservoir, uneven_data, no_data_on_one),
-        *(quantized_later, pruned, pruned_by_dealt_data, adapted, unasked),
+        *(linear_layers, convolutions, int4, by_each_option, small_reservoir, uneven_data, no_data_on_one),
+        *(requantize, prune, prune_by_dealt_data, attach_adapters, replicate_without_settings),
     ],
     "failing": [
-        *(nan_on_one, nan_in_the_first, no_data_on_the_first, an_error_of_the_users_on_one, an_error_on_both),
-        *(an_error_before_counts_are_summed,),
+        *(nan_on_one, nan_in_first_batch, no_data_on_first, user_error_on_one, error_on_both),
+        *(error_before_sum,),
         *(other_targets, other_options, other_thresholds, float_on_one, other_settings_later),
         *(arguments_on_one,),
-        *(other_norms, other_frozen_weights, divided_on_one),
-        *(other_weights, a_file_of_ranges, other_plans, other_shapes, other_steps, convolutions),
+        *(other_norms, other_frozen_weights, shard_on_one),
+        *(other_weights, ranges_file, other_plans, other_shapes, other_steps, convolutions),
     ],
     "training": [
-        *(replicated_training, sharded_training, sharded_twins, sharded_with_live_norms, sharded_from_other_weights),
-        *(sharded_by_the_user, sharded_in_parts, replicated_with_idle_weights),
+        *(train_replicated, train_sharded, switch_modes_sharded, train_sharded_live_norms, shard_other_weights),
+        *(shard_without_clika, shard_in_parts, train_idle_weights),
     ],
-    "ending": [ends_meanwhile],
-    "hanging": [hangs],
+    "ending": [exit_during_data],
+    "hanging": [hang],
 }
 TIMEOUTS = {"hanging": 4}
 

@@ -1,13 +1,13 @@
 """Decisions of the first process arrive complete at the others."""
 
-from calibrated_nets import compiled
+from calibrated_nets import compile_net
 
 from clika_ref.distributed.decisions import _from_message, _to_message
 
 
 def test_decision_message_round_trip_equal():
     """A decision that another process reads equals the original."""
-    found = compiled().clika_state.quantized.found
+    found = compile_net().clika_state.quantized.found
     again = _from_message(*_to_message(found), found.plan.scheme)
     assert (again.layers, again.what_if, again.observer, again.bytes) == (
         *([*found.layers], [*found.what_if]),

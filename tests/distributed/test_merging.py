@@ -16,7 +16,7 @@ from clika_ref.quantization.calibration.range_table import RangeTable
 
 
 class Thread(Ranks):
-    """A rank in a thread of this process, which meets the others in lists."""
+    """A rank in a thread of this process, which exchanges messages in lists."""
 
     def _exchange_bytes(self, message, failure=None):
         rooms, barrier = self.group
@@ -38,8 +38,8 @@ class Thread(Ranks):
         return total
 
 
-def on_ranks(count, work):
-    """Return what each of some ranks returns that work at once."""
+def run_on_ranks(count, work):
+    """Return the results of several ranks that run a function at once."""
     group, results = ([None] * count, threading.Barrier(count)), queue.Queue()
 
     def run(rank):
@@ -65,22 +65,22 @@ def graph():
     return clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32), torch.zeros(3, 32)]).graph
 
 
-def data(count, seed=0):
+def make_data(count, seed=0):
     spread = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 9, (count,), generator=spread).tolist()
     reach = (10 ** torch.randn(count, generator=spread)).tolist()
     return [torch.randn(size, 32, generator=spread) * by for size, by in zip(sizes, reach, strict=True)]
 
 
-def calibrated(graph, batches, limit):
+def calibrate(graph, batches, limit):
     found = Calibration(graph, RangeTable(smoothing={}), Reservoir(limit))
     for x in batches:
         found.add([x])
     return found
 
 
-def described(found):
-    """All that the plan can depend on, and the rest that is kept."""
+def describe_calibration(found):
+    """Return all facts that the plan can depend on, and the others that are kept."""
     values = {
         name: (s.low, s.high, s.batches, s.is_unbounded, *s.mean_min_max, s.histogram.exponent, s.histogram.total)
         for name, s in found.table.values.items()
@@ -95,45 +95,45 @@ def described(found):
 @pytest.mark.parametrize(("ranks", "count"), [(2, 7), (3, 7), (4, 4), (5, 3)])
 def test_merge_calibrations_matches_one_process(graph, ranks, count, limit):
     """Merged calibrations equal that of one process, for any reservoir limit."""
-    batches = data(count, seed=ranks * 100 + limit)
-    wanted = described(calibrated(graph, batches, limit))
+    batches = make_data(count, seed=ranks * 100 + limit)
+    wanted = describe_calibration(calibrate(graph, batches, limit))
 
     def work(rank):
-        found = calibrated(graph, batches[rank.rank :: ranks], limit)
-        return merge_calibrations(found, rank), described(found)
+        found = calibrate(graph, batches[rank.rank :: ranks], limit)
+        return merge_calibrations(found, rank), describe_calibration(found)
 
-    for counts, found in on_ranks(ranks, work):
+    for counts, found in run_on_ranks(ranks, work):
         assert counts == [len(batches[rank::ranks]) for rank in range(ranks)]
         assert found == wanted
 
 
 def test_merge_calibrations_uneven_ranks_alternate(graph):
     """Batches of ranks with uneven counts are merged in turns."""
-    batches, counts = data(6), [1, 4, 1]
+    batches, counts = make_data(6), [1, 4, 1]
     turns = interleave_turns(counts)
     assert turns == [(0, 0), (0, 1), (0, 2), (1, 1), (2, 1), (3, 1)]
     own = [[x for x, (_, rank) in zip(batches, turns, strict=True) if rank == r] for r in range(3)]
-    wanted = described(calibrated(graph, batches, 3000))
+    wanted = describe_calibration(calibrate(graph, batches, 3000))
 
     def work(rank):
-        found = calibrated(graph, own[rank.rank], 3000)
+        found = calibrate(graph, own[rank.rank], 3000)
         merge_calibrations(found, rank)
-        return described(found)
+        return describe_calibration(found)
 
-    assert on_ranks(3, work) == [wanted] * 3
+    assert run_on_ranks(3, work) == [wanted] * 3
 
 
 def test_merge_calibrations_full_reservoir_keeps_no_more(graph):
     """No batch is kept after the first one that exceeds the reservoir of a rank."""
     one, many = [torch.ones(1, 32)], [torch.ones(1, 32), torch.ones(8, 32), torch.ones(1, 32)]
-    wanted = described(calibrated(graph, one + many, 1000))
+    wanted = describe_calibration(calibrate(graph, one + many, 1000))
 
     def work(rank):
-        found = calibrated(graph, many if rank.rank else one, 1000)
+        found = calibrate(graph, many if rank.rank else one, 1000)
         merge_calibrations(found, rank)
-        return described(found)
+        return describe_calibration(found)
 
-    assert on_ranks(2, work) == [wanted] * 2
+    assert run_on_ranks(2, work) == [wanted] * 2
     assert len(wanted[2][0]) == 2
 
 
@@ -142,11 +142,11 @@ def test_merge_calibrations_unbounded_on_one_rank_counts(graph):
     spoiled = torch.full((2, 32), 1e31)
 
     def work(rank):
-        found = calibrated(graph, [spoiled] if rank.rank else data(2), 4000)
+        found = calibrate(graph, [spoiled] if rank.rank else make_data(2), 4000)
         merge_calibrations(found, rank)
         return [name for name, s in found.table.values.items() if s.is_unbounded]
 
-    one, other = on_ranks(2, work)
+    one, other = run_on_ranks(2, work)
     assert one == other != []
 
 
@@ -159,7 +159,7 @@ def test_gather_batches_failing_rank_raises_on_others():
             return "told"
         return gather_batches(rank, [[torch.ones(1)]], are_dealt=True)
 
-    heard, told = on_ranks(2, work)
+    heard, told = run_on_ranks(2, work)
     assert isinstance(heard, RemoteFailureError)
     assert "ValueError: no" in str(heard)
     assert told == "told"
@@ -174,8 +174,8 @@ def test_gather_batches_dealt_or_from_rank0():
         return [[x.tolist() for x in inputs] for inputs in found]
 
     dealt = [[[0], [True]], [[10], [True]], [[1], [False]], [[11], [False]], [[2], [True]]]
-    assert on_ranks(2, lambda rank: work(rank, True)) == [dealt, dealt]
-    assert on_ranks(2, lambda rank: work(rank, False)) == [dealt[::2]] * 2
+    assert run_on_ranks(2, lambda rank: work(rank, True)) == [dealt, dealt]
+    assert run_on_ranks(2, lambda rank: work(rank, False)) == [dealt[::2]] * 2
     assert work(SINGLE_PROCESS, True) == work(SINGLE_PROCESS, False) == dealt[::2]
 
 
@@ -187,7 +187,7 @@ def test_broadcast_from_rank0_other_shapes_unchanged():
         broadcast_from_rank0(rank, {"same": own[0], "other": own[1]})
         return [x.tolist() for x in own]
 
-    assert on_ranks(2, work) == [[[0, 0], [0, 0]], [[0, 0], [1, 1, 1]]]
+    assert run_on_ranks(2, work) == [[[0, 0], [0, 0]], [[0, 0], [1, 1, 1]]]
 
 
 def test_single_process_gathers_own_messages():

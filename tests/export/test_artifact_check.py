@@ -13,8 +13,8 @@ class Halved(nn.Module):
         return x.half().float() * 2
 
 
-def is_right(found):
-    """Judge results for elements of which the first overflows in half precision, and in float64 does not."""
+def accepts_result(found):
+    """Return whether the check accepts results for elements; the first overflows in float16, not in float64."""
     x = torch.tensor([[1e5, 1.1, 2.0, 3.0]])
     module = clika_compile(Halved(), tracing_inputs=[torch.rand(1, 4)])
     return _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([found])])
@@ -31,7 +31,7 @@ def is_right(found):
 )
 def test_is_within_rounding_overflow_as_eager_or_exact(found):
     """An element that overflows is right as in eager, and as in float64."""
-    assert is_right(found)
+    assert accepts_result(found)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_is_within_rounding_overflow_as_eager_or_exact(found):
 )
 def test_is_within_rounding_overflow_excuses_no_other(found):
     """One element that overflows does not widen the tolerance of the others."""
-    assert not is_right(found)
+    assert not accepts_result(found)
 
 
 def test_is_within_rounding_nonfinite_must_match_eager():

@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto
+from seeded_tensors import randn
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,7 +24,7 @@ from clika_ref import (
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.targets import cpu
 
-IMAGES = [torch.randn(n, 3, 16, 16, generator=torch.Generator().manual_seed(n)) for n in (2, 4, 5, 6)]
+IMAGES = [randn(n, 3, 16, 16, seed=n) for n in (2, 4, 5, 6)]
 WHOLE = QuantizationSettings(automatic_skip_quantization=False)
 FEW = QuantizationSettings(
     automatic_skip_quantization=False, prefer_weights_only_quantization=True, weights_num_bits=4,
@@ -52,7 +53,7 @@ class Scaled(nn.Module):
         return x * self.factor
 
 
-def compiled(deployment=None, settings=None):
+def compile_net(deployment=None, settings=None):
     torch.manual_seed(0)
     return clika_compile(
         Net().eval(),
@@ -63,7 +64,7 @@ def compiled(deployment=None, settings=None):
     ).eval()
 
 
-def dtypes_of(path):
+def read_dtypes(path):
     """The element types of weights and inputs of operators, by the operators that read them."""
     model = onnx.shape_inference.infer_shapes(onnx.load(path))
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
@@ -75,7 +76,7 @@ def dtypes_of(path):
 @pytest.mark.parametrize("places", [[0], [2, 0], [-1]])
 def test_keep_outputs_at_idx_selects_outputs_in_order(places, tmp_path):
     """`keep_outputs_at_idx` selects outputs in order and removes the nodes of others."""
-    module = compiled()
+    module = compile_net()
     with export_configuration(keep_outputs_at_idx=places):
         artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
     assert list(artifact.output_names) == [f"output_{place % 3}" for place in places]
@@ -86,7 +87,7 @@ def test_keep_outputs_at_idx_selects_outputs_in_order(places, tmp_path):
 def test_keep_outputs_at_idx_names_selected_outputs(tmp_path):
     """`output_names` name the selected outputs."""
     with export_configuration(keep_outputs_at_idx=[1, 0]):
-        artifact = compiled().clika_export(tmp_path / "net.onnx", output_names=["wide", "scaled"])
+        artifact = compile_net().clika_export(tmp_path / "net.onnx", output_names=["wide", "scaled"])
     assert artifact.output_names == ("wide", "scaled")
 
 
@@ -108,7 +109,7 @@ def test_keep_outputs_at_idx_names_selected_outputs(tmp_path):
 )
 def test_export_configuration_invalid_rejected(given, message, tmp_path):
     """An invalid configuration raises an error, and no file is written."""
-    module = compiled()
+    module = compile_net()
     with pytest.raises(ModelError, match=message), export_configuration(**given):
         module.clika_export(tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
@@ -116,7 +117,7 @@ def test_export_configuration_invalid_rejected(given, message, tmp_path):
 
 def test_export_fp16_twice_same_bytes(tmp_path):
     """Two FP16 exports have the same bytes."""
-    module = compiled(DeploymentSettings_TensorRT_ONNX(), WHOLE)
+    module = compile_net(DeploymentSettings_TensorRT_ONNX(), WHOLE)
     with export_configuration(export_fp16=True):
         files = [module.clika_export(tmp_path / f"{name}.onnx").path.read_bytes() for name in "ab"]
     assert files[0] == files[1]
@@ -124,11 +125,11 @@ def test_export_fp16_twice_same_bytes(tmp_path):
 
 def test_export_fp16_keeps_interface_and_halves_weights(tmp_path):
     """An FP16 file keeps float32 inputs and outputs and halves the weights."""
-    module = compiled()
+    module = compile_net()
     whole = module.clika_export(tmp_path / "whole.onnx")
     with export_configuration(export_fp16=True):
         artifact = module.clika_export(tmp_path / "half.onnx")
-    read, model = dtypes_of(artifact.path)
+    read, model = read_dtypes(artifact.path)
     assert {read[kind] for kind in ("Conv", "Gemm", "LayerNormalization")} == {TensorProto.FLOAT16}
     assert {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)} == {TensorProto.FLOAT}
     assert artifact.facts["bytes"] < 0.6 * whole.facts["bytes"]
@@ -138,7 +139,7 @@ def test_export_fp16_keeps_interface_and_halves_weights(tmp_path):
 @pytest.mark.parametrize("deployment", [DeploymentSettings_TensorRT_ONNX(), DeploymentSettings_OpenVINO_ONNX()])
 def test_export_fp16_bf16_quantized_scales_without_casts(form, deployment, tmp_path):
     """Quantized FP16 and BF16 files have scales of that dtype and no extra casts."""
-    module = compiled(deployment, WHOLE)
+    module = compile_net(deployment, WHOLE)
     if deployment.is_OpenVINO_ONNX() and form == "export_bf16" and "avx512_bf16" in cpu.cpu_flags():
         # OpenVINO 2026.4 computes something else at each run there; the comparison keeps such a file from its place.
         with export_configuration(export_bf16=True), pytest.raises(TargetError, match="cannot verify the artifact"):
@@ -146,7 +147,7 @@ def test_export_fp16_bf16_quantized_scales_without_casts(form, deployment, tmp_p
         module.clika_state.configure(deployment, ClikaCompileOptions(compare_after_export=False))
     with export_configuration(**{form: True}):
         artifact = module.clika_export(tmp_path / "half.onnx")
-    read, model = dtypes_of(artifact.path)
+    read, model = read_dtypes(artifact.path)
     onnx.checker.check_model(model, full_check=True)
     half = TensorProto.FLOAT16 if form == "export_fp16" else TensorProto.BFLOAT16
     assert read["QuantizeLinear"] == read["Conv"] == read["Gemm"] == half
@@ -174,7 +175,7 @@ def test_export_fp16_positions_stay_float32(tmp_path):
     module = clika_compile(Rotary().eval(), tracing_inputs=[torch.randn(1, n, 8) for n in (3000, 40)])
     with export_configuration(export_fp16=True):
         artifact = module.clika_export(tmp_path / "half.onnx")
-    read, _ = dtypes_of(artifact.path)
+    read, _ = read_dtypes(artifact.path)
     assert (read["Cos"], read["Gemm" if "Gemm" in read else "MatMul"]) == (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
@@ -217,7 +218,7 @@ def test_export_fp16_inf_mask_not_named_as_overflow(tmp_path):
 
 def test_export_fp16_unsupported_quantizers_rejected_once(tmp_path):
     """Unsupported FP16 quantizers are reported once, with the remedy."""
-    module = compiled(DeploymentSettings_ONNXRuntime_ONNX(), WHOLE)
+    module = compile_net(DeploymentSettings_ONNXRuntime_ONNX(), WHOLE)
     with pytest.raises(TargetError) as error, export_configuration(export_fp16=True):
         module.clika_export(tmp_path / "half.onnx")
     told = str(error.value).splitlines()
@@ -237,7 +238,7 @@ def test_export_fp16_large_constant_multiplied_in_float32(factor, tmp_path):
     module = clika_compile(nn.Sequential(nn.Linear(4, 4), Scaled(factor)).eval(), tracing_inputs=[torch.ones(2, 4)])
     with export_configuration(export_fp16=True):
         artifact = module.clika_export(tmp_path / "half.onnx")
-    read, _ = dtypes_of(artifact.path)
+    read, _ = read_dtypes(artifact.path)
     assert (read["Gemm"], read["Mul"]) == (TensorProto.FLOAT16, TensorProto.FLOAT)
 
 
@@ -264,7 +265,7 @@ def test_export_fp16_mask_of_float32_min_stays_finite(tmp_path):
 )
 def test_export_int4_none_true_false_selects_dtype(wish, kind, tmp_path):
     """`export_int4` selects INT4 or INT8 storage; the default is INT4."""
-    module = compiled(DeploymentSettings_OpenVINO_ONNX(), FEW)
+    module = compile_net(DeploymentSettings_OpenVINO_ONNX(), FEW)
     with export_configuration(export_int4=wish):
         artifact = module.clika_export(tmp_path / "few.onnx")
     integers = [t.data_type for t in onnx.load(artifact.path).graph.initializer if t.dims == [64, 64]]
@@ -273,7 +274,7 @@ def test_export_int4_none_true_false_selects_dtype(wish, kind, tmp_path):
 
 def test_export_int4_false_unsupported_by_target_rejected(tmp_path):
     """`export_int4=False` raises an error for a target without INT8 weights."""
-    module = compiled(DeploymentSettings_TensorRT_ONNX(), FEW)
+    module = compile_net(DeploymentSettings_TensorRT_ONNX(), FEW)
     message = (
         "export_int4=False stores INT4 weights as INT8, but tensorrt does not support INT8 weight-only layers. "
         "Export without it."
@@ -286,7 +287,7 @@ def test_export_int4_false_unsupported_by_target_rejected(tmp_path):
 
 def test_clika_explain_follows_export_configuration():
     """`clika_explain` uses the export configuration."""
-    module = compiled(DeploymentSettings_OpenVINO_ONNX(), FEW)
+    module = compile_net(DeploymentSettings_OpenVINO_ONNX(), FEW)
     with export_configuration(export_int4=False, keep_outputs_at_idx=[0]):
         found = module.clika_explain()
     assert {n.scope: n.runs for n in found.nodes if n.macs and n.planned != "float"} == {"head": "int8 weights"}
@@ -296,12 +297,12 @@ def test_clika_explain_follows_export_configuration():
         assert "to" in {n.operator for n in module.clika_explain().nodes}, "a cast of the input"
     message = "export_int4=True, but no layer has INT4 weights"
     with pytest.raises(ModelError, match=message), export_configuration(export_int4=True):
-        compiled(DeploymentSettings_OpenVINO_ONNX(), WHOLE).clika_explain()
+        compile_net(DeploymentSettings_OpenVINO_ONNX(), WHOLE).clika_explain()
 
 
 def test_clika_compare_targets_follows_export_configuration():
     """`clika_compare_targets` uses the export configuration."""
-    module = compiled(DeploymentSettings_TensorRT_ONNX(), FEW)
+    module = compile_net(DeploymentSettings_TensorRT_ONNX(), FEW)
     rows = [module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows[0]]
     with export_configuration(export_fp16=True, export_int4=True):
         rows += module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
@@ -329,7 +330,7 @@ def test_export_fp16_model_weight_only_int8_int4(dtype, bits, block, tmp_path):
     error = (module(x).float() - model(x).float()).norm() / model(x).float().norm()
     assert error < (0.02 if bits == 8 else 0.2)
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
-    read, found = dtypes_of(artifact.path)
+    read, found = read_dtypes(artifact.path)
     half = TensorProto.FLOAT16 if dtype == torch.float16 else TensorProto.BFLOAT16
     assert read["MatMul"] == half
     scales = [t for t in found.graph.initializer if t.name.endswith("_scale")]

@@ -1,22 +1,18 @@
 """``dynamic_axes``: the dims that stay dynamic, their names, and dims that share a name."""
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
+from onnx_sessions import open_session
 from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.errors import ModelError
 
 
-def session(path):
-    return ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-
-def sides(path):
+def read_dims(path):
     """Return the dims of the inputs and outputs of a file by name."""
-    run = session(path)
+    run = open_session(path)
     return {v.name: v.shape for v in (*run.get_inputs(), *run.get_outputs())}
 
 
@@ -27,20 +23,20 @@ class Sums(nn.Module):
         return a * 2, b.sum(0) + a.shape[0] - b.shape[0]
 
 
-def sums(*rows, **options):
+def compile_sums(*rows, **options):
     inputs = [(torch.rand(n, 2), torch.rand(m, 2)) for n, m in rows]
     return clika_compile(Sums(), tracing_inputs=inputs, **options)
 
 
 def test_dynamic_axes_same_name_one_dim(tmp_path):
     """Dims with one name become one dim."""
-    module = sums((2, 2), (3, 3), (3, 4))
+    module = compile_sums((2, 2), (3, 3), (3, 4))
     assert list(module.graph.symbols) == ["batch", "batch_1"]
     path = tmp_path / "m.onnx"
     module.clika_export(path, dynamic_axes={"a": {0: "rows"}, "b": {0: "rows"}})
-    assert sides(path) == {"a": ["rows", 2], "b": ["rows", 2], "output_0": ["rows", 2], "output_1": [2]}
+    assert read_dims(path) == {"a": ["rows", 2], "b": ["rows", 2], "output_0": ["rows", 2], "output_1": [2]}
     a, b = torch.rand(7, 2), torch.rand(7, 2)
-    found = session(path).run(None, {"a": a.numpy(), "b": b.numpy()})
+    found = open_session(path).run(None, {"a": a.numpy(), "b": b.numpy()})
     for f, e in zip(found, module(a, b), strict=True):
         np.testing.assert_allclose(f, e.numpy(), rtol=0, atol=8 * np.finfo(np.float32).eps * 8)  # 7 sums of up to 8
 
@@ -58,7 +54,7 @@ def test_dynamic_axes_transformer_form_accepted(tmp_path):
     axes = {0: "batch", 1: "seq"}
     path = tmp_path / "m.onnx"
     module.clika_export(path, dynamic_axes={"input_ids": axes, "attention_mask": axes, "last_hidden_state": axes})
-    assert sides(path) == {
+    assert read_dims(path) == {
         "input_ids": ["batch", "seq"],
         "attention_mask": ["batch", "seq"],
         "last_hidden_state": ["batch", "seq", 16],
@@ -67,7 +63,7 @@ def test_dynamic_axes_transformer_form_accepted(tmp_path):
 
 def test_dynamic_axes_comparison_uses_equal_dims(tmp_path, capfd):
     """The artifact is compared on an example with equal dims for one name."""
-    sums((2, 3), (4, 4), (3, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={"a": {0: "n"}, "b": {0: "n"}})
+    compile_sums((2, 3), (4, 4), (3, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={"a": {0: "n"}, "b": {0: "n"}})
     assert "equal to the module within float rounding on 1 input in" in capfd.readouterr().err
 
 
@@ -87,7 +83,7 @@ def test_dynamic_axes_other_dims_fixed_by_example(tmp_path):
     module = clika_compile(model, tracing_inputs=inputs)
     path = tmp_path / "m.onnx"
     module.clika_export(path, dynamic_axes={"a": {0: "n"}, "b": {0: "n"}})
-    assert sides(path) == {"a": ["n"], "b": ["n"], "c": [6], "output": []}
+    assert read_dims(path) == {"a": ["n"], "b": ["n"], "c": [6], "output": []}
 
 
 def test_dynamic_axes_name_for_unequal_dims_rejected(tmp_path):
@@ -113,8 +109,8 @@ def test_dynamic_axes_name_for_unequal_dims_rejected(tmp_path):
 def test_dynamic_axes_name_of_other_symbol_accepted(tmp_path, axes, a, b):
     """A dim may get the name that another dim had."""
     path = tmp_path / "m.onnx"
-    sums((2, 3), (4, 5)).clika_export(path, dynamic_axes=axes)
-    assert sides(path) == {"a": [a, 2], "b": [b, 2], "output_0": [a, 2], "output_1": [2]}
+    compile_sums((2, 3), (4, 5)).clika_export(path, dynamic_axes=axes)
+    assert read_dims(path) == {"a": [a, 2], "b": [b, 2], "output_0": [a, 2], "output_1": [2]}
 
 
 def test_dynamic_axes_several_names_first_used(tmp_path):
@@ -128,14 +124,14 @@ def test_dynamic_axes_several_names_first_used(tmp_path):
     clika_compile(model, tracing_inputs=inputs).clika_export(
         path, dynamic_axes={"a": [0], "b": {0: "n"}, "c": {0: "m"}}
     )
-    assert sides(path)["a"] == sides(path)["b"] == ["n"]
+    assert read_dims(path)["a"] == read_dims(path)["b"] == ["n"]
 
 
 def test_dynamic_axes_unlisted_input_fixed(tmp_path):
     """An input without dynamic axes has fixed dims."""
     path = tmp_path / "m.onnx"
-    sums((2, 3), (4, 5)).clika_export(path, dynamic_axes={"a": {}, "b": (0,), "output_1": []})
-    assert sides(path) == {"a": [2, 2], "b": ["batch_1", 2], "output_0": [2, 2], "output_1": [2]}
+    compile_sums((2, 3), (4, 5)).clika_export(path, dynamic_axes={"a": {}, "b": (0,), "output_1": []})
+    assert read_dims(path) == {"a": [2, 2], "b": ["batch_1", 2], "output_0": [2, 2], "output_1": [2]}
 
 
 def test_dynamic_axes_integer_inputs_stay_inputs(tmp_path):
@@ -144,7 +140,7 @@ def test_dynamic_axes_integer_inputs_stay_inputs(tmp_path):
     path = tmp_path / "m.onnx"
     module.clika_export(path, dynamic_axes={"x": {0: "rows"}})
     x = np.ones(3, np.float32)
-    np.testing.assert_array_equal(session(path).run(None, {"x": x, "n": np.array(7)})[0], x * 7)
+    np.testing.assert_array_equal(open_session(path).run(None, {"x": x, "n": np.array(7)})[0], x * 7)
 
 
 @pytest.mark.parametrize(
@@ -155,4 +151,4 @@ def test_dynamic_axes_wrong_form_rejected(tmp_path, name, axes):
     """Dynamic axes of a wrong form raise an error with the accepted forms."""
     message = rf"dynamic_axes\['{name}'\] is .*\. Give \[axis, ...\] or \{{axis: name, ...\}}, such as \[0\] or \{{0: "
     with pytest.raises(ModelError, match=message):
-        sums((2, 3), (4, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={name: axes})
+        compile_sums((2, 3), (4, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={name: axes})

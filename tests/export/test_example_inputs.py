@@ -22,15 +22,15 @@ class Embedded(nn.Module):
         return self.rows(x.long())
 
 
-def one_hot(x):
+def make_one_hot(x):
     return F.one_hot((x * 3).long(), 4)
 
 
-def indexed(x):
+def index_add(x):
     return torch.zeros(4, x.shape[1]).index_add(0, (x[0] * 4).long().clamp(max=3), x)
 
 
-def largest_root(x):
+def find_largest_root(x):
     return torch.sqrt(x).argmax(-1)
 
 
@@ -38,9 +38,9 @@ def largest_root(x):
     ("model", "x"),
     [
         (Embedded(), torch.tensor([1.0, 2.0, 3.0])),
-        (one_hot, torch.rand(2, 3)),
-        (indexed, torch.rand(3, 3)),
-        (largest_root, torch.rand(3, 5)),
+        (make_one_hot, torch.rand(2, 3)),
+        (index_add, torch.rand(3, 3)),
+        (find_largest_root, torch.rand(3, 5)),
     ],
     ids=["embedding", "one_hot", "index_add", "roots"],
 )
@@ -51,7 +51,7 @@ def test_clika_export_copy_compared_on_valid_inputs(model, x, tmp_path):
     assert (tmp_path / "m.onnx").exists()
 
 
-def example(function, x):
+def choose_example_for(function, x):
     module = clika_compile(function, tracing_inputs=[x])
     (found,) = choose_example(module.graph, [torch.ones_like(x)])
     return found
@@ -60,23 +60,25 @@ def example(function, x):
 def test_choose_example_prefers_normal_then_positive():
     """Normal numbers are tried first, then positive numbers, then ones."""
     x = torch.rand(4, 5)
-    assert (example(lambda x: x * 2, x) < 0).any()
-    rooted = example(lambda x: x.sqrt().argmax(-1), x)
+    assert (choose_example_for(lambda x: x * 2, x) < 0).any()
+    rooted = choose_example_for(lambda x: x.sqrt().argmax(-1), x)
     assert (rooted >= 0).all()
     assert rooted.unique().numel() > 1
     ones = torch.ones(4, 5)
-    assert torch.equal(example(lambda x: torch.zeros(4, 5).index_select(0, x[0].floor().long() - 1), ones), ones)
+    assert torch.equal(
+        choose_example_for(lambda x: torch.zeros(4, 5).index_select(0, x[0].floor().long() - 1), ones), ones
+    )
 
 
 def test_choose_example_inf_mask_keeps_normal_numbers():
     """A mask of infinities does not reject normal numbers."""
-    found = example(lambda x: x.masked_fill(torch.eye(4) > 0, -torch.inf).softmax(-1), torch.rand(4, 4))
+    found = choose_example_for(lambda x: x.masked_fill(torch.eye(4) > 0, -torch.inf).softmax(-1), torch.rand(4, 4))
     assert (found < 0).any()
 
 
 def test_choose_example_float8_results_checked():
     """Results in float8 are checked for finite elements."""
-    assert (example(lambda x: x.to(torch.float8_e4m3fn).float(), torch.rand(4, 4)) < 0).any()
+    assert (choose_example_for(lambda x: x.to(torch.float8_e4m3fn).float(), torch.rand(4, 4)) < 0).any()
 
 
 def test_choose_example_offsets_not_drawn():

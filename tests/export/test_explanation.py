@@ -2,23 +2,25 @@
 
 import pytest
 import torch
+from loaded_copies import load_copy
+from seeded_tensors import randn
 from torch import nn
 
-from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref import LayerQuantizationSettings as Layer
 
-X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+X = randn(4, 3, 8, 8)
 
 
-def network():
+def make_network():
     torch.manual_seed(0)
     stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardswish(), nn.Conv2d(8, 8, 3))
     return nn.Sequential(stem, nn.ReLU(), nn.Flatten(), nn.Linear(128, 10)).eval()
 
 
-def quantized(layers=None):
+def compile_quantized(layers=None):
     return clika_compile(
-        network(),
+        make_network(),
         calibration_inputs=[X, X[:2]],
         quantization_settings=QuantizationSettings(),
         layer_quantization_settings=layers,
@@ -26,14 +28,14 @@ def quantized(layers=None):
     )
 
 
-def told(found):
+def planned_and_run_precisions(found):
     return [(n.scope, n.operator, n.planned, n.runs) for n in found.nodes if n.is_in_table]
 
 
 def test_clika_explain_reports_precision_and_reason():
     """Each layer has its precision, and float nodes between layers have a reason."""
-    found = quantized().clika_explain()
-    assert told(found) == [
+    found = compile_quantized().clika_explain()
+    assert planned_and_run_precisions(found) == [
         ("0.0", "conv2d", "int8", "int8"),
         ("0.1", "hardswish", "float", "float"),
         ("0.2", "conv2d", "int8", "int8"),
@@ -48,7 +50,7 @@ def test_clika_explain_reports_precision_and_reason():
 
 def test_explanation_share_counts_macs():
     """MACs are counted for each layer, with the share in INT8."""
-    found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
+    found = compile_quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
     first, second, third = 4 * 8 * 36 * 27, 4 * 8 * 16 * 72, 4 * 10 * 128
     assert [n.macs for n in found.nodes if n.macs] == [first, second, third]
     assert found.share() == found.share(planned=True) == (first + third) / (first + second + third)
@@ -92,7 +94,7 @@ def test_clika_explain_addmm_with_weight_listed_as_layer():
 
 def test_clika_explain_skipped_layer_gives_setting():
     """A layer with `skip_quantization` names the setting as the reason."""
-    found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
+    found = compile_quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
     (layer,) = (n for n in found.nodes if n.scope == "0.2")
     assert (layer.planned, layer.runs) == ("float", "float")
     assert "skip_quantization" in layer.reason
@@ -100,9 +102,8 @@ def test_clika_explain_skipped_layer_gives_setting():
 
 def test_clika_explain_reasons_saved_with_module():
     """The reasons are saved with the module."""
-    module = quantized({"0.2": Layer(skip_quantization=True)})
-    again = ClikaModule()
-    again.load_state_dict(module.state_dict())
+    module = compile_quantized({"0.2": Layer(skip_quantization=True)})
+    again = load_copy(module)
     before, after = (m.clika_explain(DeploymentSettings_ONNXRuntime_ONNX()) for m in (module, again))
     assert [n.reason for n in after.nodes] == [n.reason for n in before.nodes]
 
@@ -132,7 +133,7 @@ def test_clika_explain_constant_factor_not_planned_int8():
 
 def test_explanation_str_table_and_summary():
     """The text is a table with a summary line."""
-    lines = str(quantized().clika_explain()).splitlines()
+    lines = str(compile_quantized().clika_explain()).splitlines()
     assert lines[0].split()[:3] == ["layer", "operator", "MACs"]
     assert lines[1].split() == ["0.0", "conv2d", f"{4 * 8 * 36 * 27:,}", "int8", "int8"]
     assert lines[-1].startswith("onnxruntime: 4 of 4 nodes planned as quantized run quantized, with 100.0%")
@@ -141,7 +142,7 @@ def test_explanation_str_table_and_summary():
 @pytest.mark.parametrize("is_planned", [True, False])
 def test_explanation_missed_lists_unexecuted_plan(monkeypatch, is_planned):
     """Layers planned in INT8 that run in float are listed as missed."""
-    module = quantized() if is_planned else clika_compile(network(), tracing_inputs=[X])
+    module = compile_quantized() if is_planned else clika_compile(make_network(), tracing_inputs=[X])
     target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(
         type(target),
@@ -163,7 +164,7 @@ def test_explanation_missed_lists_unexecuted_plan(monkeypatch, is_planned):
 )
 def test_explanation_layer_unknown_to_runtime_missed(monkeypatch, said):
     """A layer that the runtime does not name is listed as missed."""
-    module = quantized()
+    module = compile_quantized()
     target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(type(target), "explain", lambda self, artifact: {"flatten": "fused", **said})
     found = module.clika_explain()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from clika_ref_cleanup import fold_batch_norm
+from onnx_sessions import open_session
 from torch import nn
 
 from clika_ref import DeploymentSettings_OpenVINO_ONNX, DeploymentSettings_TensorRT_ONNX, clika_compile
@@ -35,29 +35,25 @@ class Net(nn.Module):
         return {"logits": self.head(features) * scale, "features": features}
 
 
-def element(*shape):
+def make_element(*shape):
     return (torch.randn(shape), torch.randn(1))
 
 
 @pytest.fixture
 def module():
     torch.manual_seed(0)
-    return clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8), element(3, 3, 9, 8)])
+    return clika_compile(Net(), tracing_inputs=[make_element(2, 3, 8, 8), make_element(3, 3, 9, 8)])
 
 
-def session(path):
-    return ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-
-def shapes(values):
+def shapes_by_name(values):
     return {v.name: v.shape for v in values}
 
 
 def test_clika_export_names_and_dims_from_signature(module, tmp_path):
     """Input names come from the signature, dims from the symbols."""
     artifact = module.clika_export(tmp_path / "model.onnx")
-    run = session(artifact.path)
-    assert shapes(run.get_inputs()) == {"image": ["batch", 3, "image_2", 8], "scale": [1]}
+    run = open_session(artifact.path)
+    assert shapes_by_name(run.get_inputs()) == {"image": ["batch", 3, "image_2", 8], "scale": [1]}
     assert [v.shape[1] for v in run.get_outputs()] == [40, 8]
     assert artifact.input_names == ("image", "scale")
     assert list(artifact.output_names) == [v.name for v in run.get_outputs()]
@@ -65,8 +61,8 @@ def test_clika_export_names_and_dims_from_signature(module, tmp_path):
 
 def test_clika_export_file_matches_module_at_other_sizes(module, tmp_path):
     """The file computes the results of the module at other sizes."""
-    run = session(module.clika_export(str(tmp_path / "model.onnx")).path)
-    image, scale = element(5, 3, 11, 8)
+    run = open_session(module.clika_export(str(tmp_path / "model.onnx")).path)
+    image, scale = make_element(5, 3, 11, 8)
     with torch.no_grad():
         expected = module(image, scale)
     logits, features = run.run(None, {"image": image.numpy(), "scale": scale.numpy()})
@@ -77,7 +73,7 @@ def test_clika_export_file_matches_module_at_other_sizes(module, tmp_path):
 def test_clika_export_given_names_used(module, tmp_path):
     """Given input and output names are used."""
     artifact = module.clika_export(tmp_path / "m.onnx", input_names=["x", "head"], output_names=["image", "conv2d"])
-    run = session(artifact.path)
+    run = open_session(artifact.path)
     assert [v.name for v in run.get_inputs()] == ["x", "head"]
     assert [v.name for v in run.get_outputs()] == ["image", "conv2d"]
 
@@ -108,7 +104,7 @@ def test_clika_export_empty_names_use_signature(module, tmp_path, empty):
             r"axis 3 of 'image', but the graph was traced for .*Compile with tracing inputs that",
         ),
         ({"example_inputs": (torch.randn(2, 3, 8, 8),)}, "argument 'scale' is missing|do not match"),
-        ({"example_inputs": element(2, 3, 8, 9)}, "dim 3 must be 8"),
+        ({"example_inputs": make_element(2, 3, 8, 9)}, "dim 3 must be 8"),
         ({"file": 3}, "file is 3, a int. Give a path such as 'model.onnx'"),
     ],
 )
@@ -121,23 +117,23 @@ def test_clika_export_invalid_arguments_write_no_file(module, tmp_path, argument
 
 def test_clika_export_dynamic_axes_name_and_fix_dims(module, tmp_path):
     """Dynamic axes name dims and fix the others."""
-    example = element(2, 3, 10, 8)
+    example = make_element(2, 3, 10, 8)
     artifact = module.clika_export(tmp_path / "m.onnx", example, dynamic_axes={"image": {0: "items"}})
-    assert shapes(session(artifact.path).get_inputs())["image"] == ["items", 3, 10, 8]
+    assert shapes_by_name(open_session(artifact.path).get_inputs())["image"] == ["items", 3, 10, 8]
 
 
 def test_clika_export_dynamic_axes_lists_and_negative(module, tmp_path):
     """Dynamic axes may be lists and negative."""
     artifact = module.clika_export(tmp_path / "m.onnx", dynamic_axes={"image": [-2]})
-    image = shapes(session(artifact.path).get_inputs())["image"]
+    image = shapes_by_name(open_session(artifact.path).get_inputs())["image"]
     assert isinstance(image[0], int)
     assert image[2] == "image_2"
 
 
 def test_clika_export_no_dynamic_axes_static_file(module, tmp_path):
     """Empty dynamic axes give a static file."""
-    artifact = module.clika_export(tmp_path / "m.onnx", element(4, 3, 9, 8), dynamic_axes={})
-    assert shapes(session(artifact.path).get_inputs())["image"] == [4, 3, 9, 8]
+    artifact = module.clika_export(tmp_path / "m.onnx", make_element(4, 3, 9, 8), dynamic_axes={})
+    assert shapes_by_name(open_session(artifact.path).get_inputs())["image"] == [4, 3, 9, 8]
 
 
 def test_clika_export_keeps_stored_graph(module, tmp_path):
@@ -150,7 +146,7 @@ def test_clika_export_keeps_stored_graph(module, tmp_path):
 
 def test_clika_export_example_inputs_any_form(module, tmp_path):
     """Example inputs have any form of tracing inputs."""
-    image, scale = element(2, 3, 8, 8)
+    image, scale = make_element(2, 3, 8, 8)
     for example in ((image, scale), {"image": image, "scale": scale}, (image, {"scale": scale})):
         module.clika_export(tmp_path / "m.onnx", example)
 
@@ -158,13 +154,13 @@ def test_clika_export_example_inputs_any_form(module, tmp_path):
 def test_clika_export_external_data_next_to_file(tmp_path):
     """External data is written next to the file, with a relative location."""
     torch.manual_seed(0)
-    module = clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8)], external_data=True)
+    module = clika_compile(Net(), tracing_inputs=[make_element(2, 3, 8, 8)], external_data=True)
     path = module.clika_export(tmp_path / "model.onnx").path
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
     model = onnx.load(str(path), load_external_data=False)
     locations = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
     assert locations == {"model.onnx.data"}, "a relative place, so that both can be moved together"
-    session(path)
+    open_session(path)
 
 
 def test_clika_export_symlink_writes_to_its_target(tmp_path):
@@ -177,16 +173,16 @@ def test_clika_export_symlink_writes_to_its_target(tmp_path):
     assert artifact.path == real
     assert link.is_symlink()
     assert sorted(p.name for p in real.parent.iterdir()) == ["m.onnx", "m.onnx.data"]
-    session(artifact.path)
+    open_session(artifact.path)
 
 
-def test_clika_export_runtime_error_names_final_path(module, target, monkeypatch):
+def test_clika_export_runtime_error_names_final_path(module, existing_file, monkeypatch):
     """An error of the runtime names the path of the artifact, and the old file is kept."""
     monkeypatch.setattr(writing, "MODEL_GRAPH", 9)  # a field that the format does not have
-    with pytest.raises(TargetError, match=rf"ONNX Runtime .* cannot load {target}: ") as caught:
-        module.clika_export(target)
+    with pytest.raises(TargetError, match=rf"ONNX Runtime .* cannot load {existing_file}: ") as caught:
+        module.clika_export(existing_file)
     assert ".clika-" not in str(caught.value)
-    assert_old_file_alone(target)
+    assert_old_file_alone(existing_file)
 
 
 def test_clika_export_node_metadata_has_module_and_line(module, tmp_path):
@@ -239,7 +235,7 @@ OLD = b"the old file"
 
 
 @pytest.fixture
-def target(tmp_path):
+def existing_file(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(OLD)
     return path
@@ -251,31 +247,31 @@ def assert_old_file_alone(path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_clika_export_interrupted_write_keeps_old_file(module, target, monkeypatch, error):
+def test_clika_export_interrupted_write_keeps_old_file(module, existing_file, monkeypatch, error):
     """An interrupted write keeps the old file."""
 
-    def interrupted(*_):
+    def raise_error(*_):
         raise error
 
-    monkeypatch.setattr(os, "fsync", interrupted)
+    monkeypatch.setattr(os, "fsync", raise_error)
     with pytest.raises(error):
-        module.clika_export(target)
-    assert_old_file_alone(target)
+        module.clika_export(existing_file)
+    assert_old_file_alone(existing_file)
 
 
-def test_clika_export_full_disk_keeps_old_file(module, target, monkeypatch):
+def test_clika_export_full_disk_keeps_old_file(module, existing_file, monkeypatch):
     """A full disk raises an error with the free space and keeps the old file."""
 
-    def full(*_):
+    def raise_full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raise_full_disk)
     with pytest.raises(
         ModelError,
         match=r"cannot write .*model.onnx': the disk is full .*MB are free\)\. The old file is unchanged\. Free some",
     ):
-        module.clika_export(target)
-    assert_old_file_alone(target)
+        module.clika_export(existing_file)
+    assert_old_file_alone(existing_file)
 
 
 def test_clika_export_unwritable_path_rejected(module, tmp_path):
@@ -313,24 +309,24 @@ def test_clika_export_no_suffix_accepted(module, tmp_path):
     assert module.clika_export(tmp_path / "model").path.exists()
 
 
-def broken(op: Operator) -> Operator:
-    """Return the operator with a lowering that computes twice as much."""
+def double_lowering(op: Operator) -> Operator:
+    """Return the operator with a lowering that computes twice the result."""
     lower = op.lowering
 
-    def doubled(builder, *operands, **attrs):
+    def emit_doubled(builder, *operands, **attrs):
         result = lower(builder, *operands, **attrs)
         return builder.Add(result, result)
 
     made = Operator.__new__(type(op))
     made.__dict__.update(vars(op))
-    made.lowering = doubled
+    made.lowering = emit_doubled
     return made
 
 
 def test_clika_export_mismatch_names_first_node(module, tmp_path):
     """A mismatch raises an error that names the first node that differs."""
     (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
-    node.op = broken(node.op)
+    node.op = double_lowering(node.op)
     with pytest.raises(TargetError) as caught:
         module.clika_export(tmp_path / "m.onnx")
     text = str(caught.value)
@@ -343,13 +339,13 @@ def test_clika_export_mismatch_names_first_node(module, tmp_path):
 def test_clika_export_mismatch_reported_without_node(module, tmp_path, monkeypatch):
     """A mismatch is reported even if the node cannot be found."""
 
-    def failing(*_):
+    def raise_target_error(*_):
         msg = "the probe does not load"
         raise TargetError(msg)
 
-    monkeypatch.setattr(artifact_check, "find_first_difference", failing)
+    monkeypatch.setattr(artifact_check, "find_first_difference", raise_target_error)
     (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
-    node.op = broken(node.op)
+    node.op = double_lowering(node.op)
     message = (
         r"other results than the module .*\. The first node that differs is unknown: the probe does not load\. The"
     )
@@ -385,9 +381,9 @@ def test_compute_in_float64_graph_with_fp16_casts():
 
 def test_clika_export_comparison_disabled(tmp_path):
     """The comparison can be disabled with `compare_after_export=False`."""
-    module = clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8)], compare_after_export=False)
+    module = clika_compile(Net(), tracing_inputs=[make_element(2, 3, 8, 8)], compare_after_export=False)
     (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
-    node.op = broken(node.op)
+    node.op = double_lowering(node.op)
     assert module.clika_export(tmp_path / "m.onnx").path.exists()
 
 
@@ -395,7 +391,7 @@ def test_clika_export_missing_lowerings_listed_together(module, tmp_path):
     """All nodes without a lowering are reported in one error."""
     for node in module.clika_state.graph.nodes:
         if node.op.name in {"sigmoid", "mean"}:
-            node.op = broken(node.op)
+            node.op = double_lowering(node.op)
             node.op.lowering = None
     with pytest.raises(
         TargetError, match=r"(?s)cannot run 2 nodes of Net:.*sigmoid in body.1 at .*mean in <root> at .*"
@@ -406,7 +402,7 @@ def test_clika_export_missing_lowerings_listed_together(module, tmp_path):
 
 def test_clika_export_logged_in_logs_dir(tmp_path):
     """An export is logged in `logs_dir`."""
-    module = clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8)], logs_dir=tmp_path / "logs")
+    module = clika_compile(Net(), tracing_inputs=[make_element(2, 3, 8, 8)], logs_dir=tmp_path / "logs")
     module.clika_export(tmp_path / "m.onnx")
     text = "".join(p.read_text() for p in sorted((tmp_path / "logs").iterdir()))
     assert f"Saved final model: {tmp_path / 'm.onnx'}" in text
@@ -415,11 +411,11 @@ def test_clika_export_logged_in_logs_dir(tmp_path):
 def test_clika_export_varying_integer_becomes_input(tmp_path):
     """An integer that differs between the tracing inputs is an input of the file."""
 
-    def repeated(x, n):
+    def multiply(x, n):
         return x * n
 
-    module = clika_compile(repeated, tracing_inputs=[(torch.randn(2), 3), (torch.randn(2), 5)])
-    run = session(module.clika_export(tmp_path / "m.onnx").path)
+    module = clika_compile(multiply, tracing_inputs=[(torch.randn(2), 3), (torch.randn(2), 5)])
+    run = open_session(module.clika_export(tmp_path / "m.onnx").path)
     assert {v.name: v.type for v in run.get_inputs()}["n"] == "tensor(int64)"
     x = np.ones(2, dtype=np.float32)
     np.testing.assert_array_equal(run.run(None, {"x": x, "n": np.array(7)})[0], x * 7)
@@ -438,7 +434,7 @@ def test_clika_export_input_constant_repeated_outputs(tmp_path):
             return y, x, self.weight, y, None, torch.tensor([1.0, 2.0])
 
     module = clika_compile(Passing(), tracing_inputs=[torch.randn(2), torch.randn(3)])
-    run = session(module.clika_export(tmp_path / "m.onnx").path)
+    run = open_session(module.clika_export(tmp_path / "m.onnx").path)
     x = np.arange(4, dtype=np.float32)
     found = run.run(None, {"x": x})
     expected = [t.detach().numpy() for t in module(torch.from_numpy(x)) if t is not None]
@@ -459,15 +455,15 @@ def test_clika_export_relative_string_path_accepted(module, tmp_path, monkeypatc
     assert Path("here.onnx").exists()
 
 
-def relu():
+def compile_relu():
     return clika_compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)])
 
 
 def test_clika_export_dynamic_axes_use_given_names(tmp_path):
     """Dynamic axes refer to the given names, outputs included."""
     axes = {"img": {0: "n"}, "out": {0: "n"}}
-    relu().clika_export(tmp_path / "a.onnx", input_names=["img"], output_names=["out"], dynamic_axes=axes)
-    relu().clika_export(tmp_path / "b.onnx", dynamic_axes={"input": [0], "output": [0]})
+    compile_relu().clika_export(tmp_path / "a.onnx", input_names=["img"], output_names=["out"], dynamic_axes=axes)
+    compile_relu().clika_export(tmp_path / "b.onnx", dynamic_axes={"input": [0], "output": [0]})
     (side, _) = onnx.load(tmp_path / "a.onnx").graph.output[0].type.tensor_type.shape.dim
     assert side.dim_param == "n"
 
@@ -484,7 +480,7 @@ def test_clika_export_dynamic_axes_use_given_names(tmp_path):
 def test_clika_export_mismatched_names_and_axes_rejected(tmp_path, options, message):
     """Names and axes that do not match the graph raise an error."""
     with pytest.raises(ModelError, match=message):
-        relu().clika_export(tmp_path / "m.onnx", **options)
+        compile_relu().clika_export(tmp_path / "m.onnx", **options)
 
 
 def test_clika_export_rejected_artifact_keeps_old_file(module, tmp_path):
@@ -492,7 +488,7 @@ def test_clika_export_rejected_artifact_keeps_old_file(module, tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(b"old")
     (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
-    node.op = broken(node.op)
+    node.op = double_lowering(node.op)
     with pytest.raises(TargetError):
         module.clika_export(path)
     assert path.read_bytes() == b"old"
@@ -502,7 +498,7 @@ def test_clika_export_rejected_artifact_keeps_old_file(module, tmp_path):
 def test_clika_export_weights_cast_after_compile_rejected(tmp_path):
     """Weights that were cast after the compilation raise an error."""
     with pytest.raises(ModelError, match=r"cast after compilation \(.*is torch\.float16 now\)"):
-        relu().half().clika_export(tmp_path / "m.onnx")
+        compile_relu().half().clika_export(tmp_path / "m.onnx")
 
 
 def test_clika_export_model_without_tensors_rejected(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from calibrated_nets import compiled, traced
+from calibrated_nets import compile_net, trace_net
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, PluginError
 from clika_ref.core.registry import load_registry
@@ -19,30 +19,30 @@ INSTALL = (
 
 
 @pytest.fixture
-def no_visualizer(monkeypatch):
+def without_visualizer(monkeypatch):
     """Load only plugins without a visualizer."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
 
 
 @pytest.mark.parametrize("method", ["clika_visualize", "clika_report"])
-def test_clika_module_without_visualizer_says_what_to_install(no_visualizer, monkeypatch, method, tmp_path):
+def test_clika_module_without_visualizer_says_what_to_install(without_visualizer, monkeypatch, method, tmp_path):
     message = (
         rf"^{method}: no loaded plugin draws pictures and writes reports \(loaded: aten, cleanup, onnxruntime\)\. "
         rf"Run {re.escape(INSTALL)}\."
     )
     limit = r" \$CLIKA_REF_PLUGINS limits which plugins are loaded\."
     with pytest.raises(PluginError, match=f"{message}{limit}$"):
-        getattr(traced(), method)(tmp_path / "file.html")
+        getattr(trace_net(), method)(tmp_path / "file.html")
     assert not [*tmp_path.iterdir()]
-    module = traced()
+    module = trace_net()
     module.clika_state.registry = load_registry()
     monkeypatch.delenv("CLIKA_REF_PLUGINS")
     with pytest.raises(PluginError, match=f"{message}$"):
         getattr(module, method)(tmp_path / "file.html")
 
 
-def test_notebook_html_without_visualizer_says_how_to_install(no_visualizer):
-    shown = compiled()._repr_html_()
+def test_notebook_html_without_visualizer_says_how_to_install(without_visualizer):
+    shown = compile_net()._repr_html_()
     assert f"<p>To draw it, run {INSTALL}.</p>" in shown
     assert "<svg" not in shown
     assert "<th" in shown
@@ -83,7 +83,7 @@ def visualizer():
 @pytest.fixture
 def module(visualizer):
     """A quantized module whose only visualizer is the recording one."""
-    found = compiled()
+    found = compile_net()
     found.clika_state.registry = replace(load_registry(), visualizers={visualizer.name: visualizer})
     return found
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
+from onnx_sessions import open_session
 from torch import nn
 
 from clika_ref import clika_compile
@@ -21,23 +21,19 @@ class Rows(nn.Module):
         return a + a.shape[0], b + b.shape[0]
 
 
-def rows(**options):
+def compile_rows(**options):
     inputs = [(torch.zeros(n, 1), torch.zeros(m, 1)) for n, m in ((2, 9), (3, 5))]
     return clika_compile(Rows(), tracing_inputs=inputs, **options)
-
-
-def session(path):
-    return ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("compare", [True, False])
 @pytest.mark.parametrize("names", [["b", "c"], ["b", "a"], ["c", "a"]])
 def test_clika_export_input_takes_name_of_other_input(tmp_path, names, compare):
     """An input may get the name of another input."""
-    artifact = rows(compare_after_export=compare).clika_export(tmp_path / "m.onnx", input_names=names)
+    artifact = compile_rows(compare_after_export=compare).clika_export(tmp_path / "m.onnx", input_names=names)
     assert list(artifact.input_names) == names
     feed = dict(zip(names, (np.zeros((2, 1), np.float32), np.zeros((9, 1), np.float32)), strict=True))
-    assert [r[0, 0] for r in session(artifact.path).run(None, feed)] == [2, 9]
+    assert [r[0, 0] for r in open_session(artifact.path).run(None, feed)] == [2, 9]
 
 
 class Weighted(nn.Module):
@@ -53,7 +49,7 @@ def test_clika_export_inner_names_avoid_given_names(tmp_path):
     """Inner values with a given name are renamed."""
     module = clika_compile(Weighted(), tracing_inputs=[torch.ones(2)])
     artifact = module.clika_export(tmp_path / "m.onnx", input_names=["scale"], output_names=["scale_1"])
-    (found,) = session(artifact.path).run(None, {"scale": np.ones(2, np.float32)})
+    (found,) = open_session(artifact.path).run(None, {"scale": np.ones(2, np.float32)})
     np.testing.assert_allclose(found, np.exp([2.0, 2.0]), rtol=1e-6)  # 8 roundings of float32
     assert [t.name for t in onnx.load(artifact.path).graph.initializer] == ["scale_2"]
 
@@ -66,7 +62,7 @@ def test_clika_export_default_output_names_unique(tmp_path):
 
     artifact = clika_compile(model, tracing_inputs=[torch.zeros(1)]).clika_export(tmp_path / "m.onnx")
     assert artifact.output_names == ("a_b", "a_b_output", "x_output", "output_0")
-    assert [r[0] for r in session(artifact.path).run(None, {"x": np.zeros(1, np.float32)})] == [1, 2, 3, 4]
+    assert [r[0] for r in open_session(artifact.path).run(None, {"x": np.zeros(1, np.float32)})] == [1, 2, 3, 4]
 
 
 def test_clika_export_input_takes_default_output_name(tmp_path):
@@ -102,7 +98,7 @@ def test_clika_export_outputs_named_without_dataclass_init(tmp_path):
 def test_clika_export_names_of_wrong_form_rejected(tmp_path, names):
     """Names of a wrong form raise an error with the default names."""
     with pytest.raises(ModelError, match=r"input_names is .*Give 2 distinct names; the defaults are \['a', 'b'\]"):
-        rows().clika_export(tmp_path / "m.onnx", input_names=names)
+        compile_rows().clika_export(tmp_path / "m.onnx", input_names=names)
     assert list(tmp_path.iterdir()) == []
 
 

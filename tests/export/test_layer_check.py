@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from seeded_tensors import randn
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,7 +19,7 @@ from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.core.registry import load_registry
 from clika_ref.export.layer_check import describe_first_broken_layer, find_regions
 
-X = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+X = randn(4, 3, 12, 12)
 REGISTRY = load_registry()
 TARGETS = [
     DeploymentSettings_ONNXRuntime_ONNX(),
@@ -28,7 +29,7 @@ TARGETS = [
 
 
 class Net(nn.Module):
-    """Layers with a bias: convolutions, one of them behind an activation in float, a residual, and a linear layer."""
+    """Layers with a bias: convolutions, one of them after a float activation, a residual, and a linear layer."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +40,7 @@ class Net(nn.Module):
         return self.head(F.relu(self.body(y) + y).mean((2, 3)))
 
 
-def quantized(deployment):
+def compile_quantized(deployment):
     torch.manual_seed(0)
     module = clika_compile(
         Net().eval(),
@@ -55,7 +56,7 @@ def quantized(deployment):
 @pytest.mark.parametrize("deployment", TARGETS, ids=str)
 def test_first_broken_layer_each_layer_matches(deployment):
     """Each layer runs alone and matches, with any dtype of its bias."""
-    graph, target = quantized(deployment)
+    graph, target = compile_quantized(deployment)
     found = {region.node.origin.scope for region in find_regions(graph)}
     assert {"stem", "body", "head"} <= found, "a bias is float in OpenVINO and TensorRT"
     assert describe_first_broken_layer(target, graph, [X]) == (
@@ -66,7 +67,7 @@ def test_first_broken_layer_each_layer_matches(deployment):
 @pytest.mark.parametrize("deployment", TARGETS, ids=str)
 def test_first_broken_layer_names_layer_that_differs(deployment):
     """The layer that the target computes differently is named."""
-    graph, target = quantized(deployment)
+    graph, target = compile_quantized(deployment)
 
     class Wrong(type(target)):
         def compile(self, graph, path, **options):

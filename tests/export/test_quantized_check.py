@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from seeded_tensors import randn
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
@@ -11,12 +12,12 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
 from clika_ref.export.quantized_check import compare_quantized
 
-X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+X = randn(16, 8)
 REGISTRY = load_registry()
 
 
 class Noisy:
-    """ONNX Runtime, but that it misses of each sample so many times what the graph does."""
+    """ONNX Runtime, with an error that is a given multiple of each sample's quantization error."""
 
     def __init__(self, shares, wanted, found):
         self.runtime = REGISTRY.targets["onnxruntime"]
@@ -30,7 +31,7 @@ class Noisy:
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def quantized_graph():
     torch.manual_seed(0)
     module = clika_compile(
         nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32)).eval(),
@@ -44,28 +45,28 @@ def compiled():
     return graph, interpret(module.graph, [X])[0][0]
 
 
-def compared(compiled, shares):
+def compare_noisy_target(compiled, shares):
     graph, wanted = compiled
     target = Noisy(shares, wanted, interpret(graph, [X])[0][0])
     return compare_quantized(None, target, graph, [[X]], lambda _: [wanted])
 
 
-def test_compare_quantized_sampling_noise_accepted(compiled):
+def test_compare_quantized_sampling_noise_accepted(quantized_graph):
     """Additional error within sampling noise is accepted."""
-    said = compared(compiled, [2.4, 0.3] * 8)
+    said = compare_noisy_target(quantized_graph, [2.4, 0.3] * 8)
     assert "dB over 16 samples in onnxruntime, simulated" in said
 
 
-def test_compare_quantized_error_on_each_sample_rejected(compiled):
+def test_compare_quantized_error_on_each_sample_rejected(quantized_graph):
     """The same additional error on each sample raises an error."""
     with pytest.raises(TargetError, match=r"reaches [\d.]+ dB, but its simulation [\d.]+ dB, over 16"):
-        compared(compiled, [1.35] * 16)
+        compare_noisy_target(quantized_graph, [1.35] * 16)
 
 
-def test_compare_quantized_single_outlier_rejected(compiled):
+def test_compare_quantized_single_outlier_rejected(quantized_graph):
     """One sample with a large error raises an error."""
     with pytest.raises(TargetError, match=r"cannot verify the artifact"):
-        compared(compiled, [1.0] * 15 + [40.0])
+        compare_noisy_target(quantized_graph, [1.0] * 15 + [40.0])
 
 
 class Read(nn.Module):

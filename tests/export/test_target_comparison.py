@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from calibrated_nets import HERE, compiled
+from calibrated_nets import HERE, compile_net
 from torch import nn
 
 from clika_ref import (
@@ -19,7 +19,7 @@ from clika_ref.settings.compile_options import deployment_settings_named
 TENSORRT, OPENVINO = DeploymentSettings_TensorRT_ONNX(), DeploymentSettings_OpenVINO_ONNX()
 
 
-def of_weights(bits, blocks=0):
+def compile_weight_only(bits, blocks=0):
     """Return a module with low-bit weights."""
     settings = QuantizationSettings(
         prefer_weights_only_quantization=True,
@@ -27,7 +27,7 @@ def of_weights(bits, blocks=0):
         weights_only_quantization_block_size=blocks,
         automatic_skip_quantization=False,
     )
-    return compiled(quantization_settings=settings)
+    return compile_net(quantization_settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def of_weights(bits, blocks=0):
 )
 def test_compare_targets_missing_width_or_block_in_row(bits, blocks, said):
     """A target without the width or block size reports it in its row; other rows stay."""
-    found = of_weights(bits, blocks).clika_compare_targets(HERE, TENSORRT, OPENVINO)
+    found = compile_weight_only(bits, blocks).clika_compare_targets(HERE, TENSORRT, OPENVINO)
     here, tensorrt, openvino = found.rows
     assert (here.layers, here.unsupported_reason, openvino.layers, openvino.unsupported_reason) == (2, "", 2, "")
     assert (tensorrt.target, tensorrt.layers) == ("tensorrt, emulated by ONNX Runtime", 0)
@@ -67,7 +67,11 @@ def test_compare_targets_missing_width_or_block_in_row(bits, blocks, said):
 
 def test_compare_targets_weight_only_or_int8_unsupported():
     """Targets without weight-only or INT8 support report the setting to change."""
-    rows = of_weights(8).clika_compare_targets(*map(deployment_settings_named, ("onnx-reference", "interpreter"))).rows
+    rows = (
+        compile_weight_only(8)
+        .clika_compare_targets(*map(deployment_settings_named, ("onnx-reference", "interpreter")))
+        .rows
+    )
     message = "the target onnx-reference does not support weight-only quantization. Quantize activations as well: "
     assert [row.unsupported_reason for row in rows] == [
         f"{message}prefer_weights_only_quantization=False.",
@@ -97,7 +101,7 @@ def test_compare_targets_unsupported_node_in_row():
 
 def test_compare_targets_error_of_all_targets_raises():
     """An error of the request itself or an unknown target raises."""
-    module = of_weights(8)
+    module = compile_weight_only(8)
     with (
         pytest.raises(ModelError, match="keep_outputs_at_idx contains 3, but the module returns 1 tensors"),
         export_configuration(keep_outputs_at_idx=[3]),
@@ -113,4 +117,4 @@ def test_clika_export_unsupported_width_reports_width(tmp_path):
         ModelError,
         match=r"for tensorrt, weights_num_bits: 8 bits .* the target supports 4. Add one of these to weights_num",
     ):
-        of_weights(8).clika_export(tmp_path / "net.onnx", deployment_settings=TENSORRT)
+        compile_weight_only(8).clika_export(tmp_path / "net.onnx", deployment_settings=TENSORRT)

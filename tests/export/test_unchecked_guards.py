@@ -13,12 +13,12 @@ from clika_ref.export.unchecked_guards import find_unchecked_guards
 SIZES = [torch.rand(6, 4), torch.rand(8, 4)]
 
 
-def branching(x):
+def branch_on_length(x):
     return x * 2 if x.shape[0] > 4 else x * 3
 
 
-def exported(function, inputs, tmp_path, **options):
-    """Return what the log says of an export."""
+def export_and_read_log(function, inputs, tmp_path, **options):
+    """Return the log of an export."""
     logs = tmp_path / "logs"
     module = clika_compile(function, tracing_inputs=inputs, logs_dir=logs)
     module.clika_export(tmp_path / "m.onnx", **options)
@@ -27,7 +27,7 @@ def exported(function, inputs, tmp_path, **options):
 
 def test_clika_export_unchecked_branch_warned_once(tmp_path, capsys):
     """A branch on a size is reported once, with its line."""
-    text = exported(branching, SIZES, tmp_path)
+    text = export_and_read_log(branch_on_length, SIZES, tmp_path)
     warning = (
         "Warning: the artifact does not check the guards batch > 4 (from test_unchecked_guards.py:17). "
         "Inputs that violate them may fail or give wrong results."
@@ -39,8 +39,8 @@ def test_clika_export_unchecked_branch_warned_once(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("function", "inputs", "options"),
     [
-        (branching, SIZES[:1], {}),
-        (branching, SIZES, {"dynamic_axes": {}, "example_inputs": SIZES[0]}),
+        (branch_on_length, SIZES[:1], {}),
+        (branch_on_length, SIZES, {"dynamic_axes": {}, "example_inputs": SIZES[0]}),
         (lambda x: x * 2, SIZES, {}),
         (lambda x: x.amax(1), [torch.rand(2, 3), torch.rand(3, 4)], {}),
     ],
@@ -48,7 +48,7 @@ def test_clika_export_unchecked_branch_warned_once(tmp_path, capsys):
 )
 def test_clika_export_checked_guards_give_no_warning(function, inputs, options, tmp_path):
     """Static files, models without branches and empty calls give no warning."""
-    assert "does not check" not in exported(function, inputs, tmp_path, **options)
+    assert "does not check" not in export_and_read_log(function, inputs, tmp_path, **options)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_clika_export_checked_guards_give_no_warning(function, inputs, options, 
 )
 def test_clika_export_operator_guard_warned_with_line(function, inputs, limit, tmp_path):
     """A size limit of an operator is reported with its line; beyond it, the artifact is wrong."""
-    assert f"{limit} (from test_unchecked_guards.py:" in exported(function, inputs, tmp_path)
+    assert f"{limit} (from test_unchecked_guards.py:" in export_and_read_log(function, inputs, tmp_path)
 
 
 def test_clika_export_many_guards_shortened_on_console(tmp_path, capsys):
     """The console shows the first guards, and the log file shows all."""
 
-    def branching_often(x):
+    def branch_on_many_lengths(x):
         return sum(x * n for n in range(12) if x.shape[0] > n)
 
-    text = exported(branching_often, [torch.rand(20, 4), torch.rand(24, 4)], tmp_path)
+    text = export_and_read_log(branch_on_many_lengths, [torch.rand(20, 4), torch.rand(24, 4)], tmp_path)
     assert "batch > 11" not in capsys.readouterr().err
     lines = text.splitlines()
     (first,) = [i for i, line in enumerate(lines) if "The artifact does not check these guards" in line]

@@ -89,21 +89,21 @@ def test_backend_changed_weights_used_by_next_call():
     assert torch.equal(compiled(x)["y"], model(x)["y"])
 
 
-def in_closure():
+def make_closure():
     a, b = nn.Linear(3, 3), nn.Linear(3, 3)
     return lambda x: b(a(x))
 
 
-def as_arguments():
+def make_function_of_modules():
     a, b = nn.Linear(3, 3), nn.Linear(3, 3)
 
-    def composed(half, float, x):  # names of methods, which no part of a module may bear
+    def compose(half, float, x):  # names of methods, which no part of a module may bear
         return float(half(x))
 
-    return lambda x: composed(a, b, x)
+    return lambda x: compose(a, b, x)
 
 
-def in_plain_object():
+def make_plain_object():
     class Pipe:
         def __init__(self):
             self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
@@ -114,7 +114,7 @@ def in_plain_object():
     return Pipe().run
 
 
-def in_containers_of_a_module():
+def make_module_containers():
     class Holder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -130,7 +130,7 @@ def in_containers_of_a_module():
     return Holder()
 
 
-def under_names_that_begin_alike():
+def make_similar_names():
     class Holder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -143,7 +143,7 @@ def under_names_that_begin_alike():
     return Holder()
 
 
-HOLDERS = [in_closure, as_arguments, in_plain_object, in_containers_of_a_module, under_names_that_begin_alike]
+HOLDERS = [make_closure, make_function_of_modules, make_plain_object, make_module_containers, make_similar_names]
 
 
 @pytest.mark.parametrize("make", HOLDERS)
@@ -207,30 +207,30 @@ def test_backend_train_mode_updates_running_stats():
 def test_backend_graph_break_raises_with_line_and_reason():
     """A graph break raises an error with its line and reason."""
 
-    def breaks(x):
+    def print_within(x):
         y = x + 1
         print("here")  # noqa: T201 - the cause of the break
         return y * 2
 
     with pytest.raises(Exception, match=r"several graphs at .*test_dynamo_backend\.py:\d+: .*print"):
-        torch.compile(breaks, backend="clika")(torch.randn(3))
+        torch.compile(print_within, backend="clika")(torch.randn(3))
 
 
-def branches(x):
+def branch_on_data(x):
     return x * 2 if x.sum() > 0 else x * 3
 
 
-def loops(x):
+def loop_on_data(x):
     while x.sum() < 9:
         x = x + 1
     return x
 
 
-def selects(x):
+def select_by_data(x):
     return x[x > 0]
 
 
-@pytest.mark.parametrize("asks", [branches, loops, selects], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("asks", [branch_on_data, loop_on_data, select_by_data], ids=lambda f: f.__name__)
 def test_backend_data_dependent_break_gives_advice(asks):
     """A break on a tensor's data raises an error with advice for rewriting."""
     with pytest.raises(Exception, match=r"several graphs at ") as caught:
@@ -238,17 +238,11 @@ def test_backend_data_dependent_break_gives_advice(asks):
     assert DATA_DEPENDENT_ADVICE in str(caught.value)
 
 
-def test_translate_options_maps_inputs_and_dataloader(tmp_path):
+def test_translate_options_maps_inputs_and_dataloader(tmp_path, unread_inputs):
     """Tracing inputs become example inputs, and a dataloader becomes calibration inputs."""
-
-    def never():
-        pytest.fail("the calibration inputs were read")
-        yield
-
-    loader = never()
-    options = {"tracing_inputs": ["b"], "example_inputs": ["a"], "train_dataloader": loader}
-    assert translate_options(options) == {"example_inputs": ["a", "b"], "calibration_inputs": loader}
-    options = {"tracing_inputs": [torch.zeros(5, 3)], "train_dataloader": loader, "logs_dir": tmp_path}
+    options = {"tracing_inputs": ["b"], "example_inputs": ["a"], "train_dataloader": unread_inputs}
+    assert translate_options(options) == {"example_inputs": ["a", "b"], "calibration_inputs": unread_inputs}
+    options = {"tracing_inputs": [torch.zeros(5, 3)], "train_dataloader": unread_inputs, "logs_dir": tmp_path}
     torch.compile(Block().eval(), backend="clika", options=options)(torch.randn(4, 3))
     (log,) = tmp_path.iterdir()
     assert "calibration_inputs are not read" in log.read_text()
@@ -348,10 +342,10 @@ def test_backend_checkpoint_region_compiled():
     """A checkpointed region is compiled and differentiated."""
     model, x = OwnRegion(), torch.randn(2, 4)
 
-    def recomputing(x):
+    def checkpoint_layer(x):
         return checkpoint(model.layer, x, use_reentrant=False)
 
-    found = torch.compile(recomputing, backend="clika")(x)
+    found = torch.compile(checkpoint_layer, backend="clika")(x)
     torch.testing.assert_close(found, model.layer(x), rtol=0, atol=0)
     found.sum().backward()
     assert model.layer.weight.grad is not None

@@ -4,7 +4,7 @@ import onnx
 import pytest
 import torch
 import transformers
-from adapted_nets import HERE, INT4, INT8, lora
+from adapted_nets import HERE, INT4, INT8, make_lora_settings
 from clika_ref_onnxruntime.target import OnnxRuntime
 from torch import nn
 
@@ -12,7 +12,7 @@ from clika_ref import LoraSettings, clika_compile
 from clika_ref.quantization.decision import ratio_in_decibels
 
 
-def bert():
+def build_bert():
     config = transformers.BertConfig(
         vocab_size=64,
         hidden_size=32,
@@ -26,7 +26,7 @@ def bert():
     return transformers.BertForSequenceClassification(config), ["query", "value"]
 
 
-def llama():
+def build_llama():
     config = transformers.LlamaConfig(
         vocab_size=64,
         hidden_size=32,
@@ -40,8 +40,8 @@ def llama():
     return transformers.LlamaForCausalLM(config), ["q_proj", "v_proj"]
 
 
-def gpt2():
-    """Layers whose weights have a column for each output."""
+def build_gpt2():
+    """Return a model whose linear weights have a column for each output."""
     config = transformers.GPT2Config(
         vocab_size=64,
         n_embd=32,
@@ -59,13 +59,13 @@ def gpt2():
 
 
 PREFIXES = {
-    bert: "bert.encoder.layer.0.attention.self.",
-    llama: "model.layers.0.self_attn.",
-    gpt2: "transformer.h.0.attn.",
+    build_bert: "bert.encoder.layer.0.attention.self.",
+    build_llama: "model.layers.0.self_attn.",
+    build_gpt2: "transformer.h.0.attn.",
 }
 
 
-def data(count=4):
+def make_data(count=4):
     spread = torch.Generator().manual_seed(0)
     return [{"input_ids": torch.randint(64, (2 + i % 2, 8), generator=spread)} for i in range(count)]
 
@@ -76,27 +76,27 @@ def test_clika_compile_transformers_adapters_train_and_export(build, settings, t
     """Adapters of transformers models train and export in float, INT8 and INT4."""
     torch.manual_seed(0)
     model, names = build()
-    options = {"global_lora_settings": lora(rank=2, target_layers=names)}
+    options = {"global_lora_settings": make_lora_settings(rank=2, target_layers=names)}
     if settings is not None:
         options |= {"quantization_settings": settings, "deployment_settings": HERE}
-    module = clika_compile(model.eval(), calibration_inputs=data(), **options)
+    module = clika_compile(model.eval(), calibration_inputs=make_data(), **options)
     adapters = [name for name, p in module.named_parameters() if p.requires_grad]
     assert len(adapters) == 2 * 2 * 2
     state = module.clika_lora_state_dict()
     assert f"base_model.model.{PREFIXES[build]}{names[0]}.lora_A.weight" in state
-    assert module.clika_lora_config()["fan_in_fan_out"] is (build is gpt2)
-    goal = module(**data()[0]).logits.detach().roll(1, -1)
+    assert module.clika_lora_config()["fan_in_fan_out"] is (build is build_gpt2)
+    goal = module(**make_data()[0]).logits.detach().roll(1, -1)
     losses = []
     optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], 1e-2)
     for _ in range(12):
-        loss = (module.train()(**data()[0]).logits - goal).square().mean()
+        loss = (module.train()(**make_data()[0]).logits - goal).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
     artifact = module.eval().clika_export(tmp_path / "model.onnx")
-    wanted, ids = module(**data()[1]).logits.detach(), data()[1]["input_ids"]
+    wanted, ids = module(**make_data()[1]).logits.detach(), make_data()[1]["input_ids"]
     (found, *_) = OnnxRuntime().load(artifact)([ids])
     missed = ratio_in_decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
     assert missed > (60 if settings is None else 25)
@@ -115,7 +115,7 @@ def test_lora_transformers_conv1d_matches_linear(merging, tmp_path):
     x, found = torch.randn(8, 32), []
     plain = torch.relu(rows(x)).detach()
     for layer in (columns, rows):
-        settings = lora(rank=2, target_layers=["0"], merging=merging)
+        settings = make_lora_settings(rank=2, target_layers=["0"], merging=merging)
         module = clika_compile(nn.Sequential(layer, nn.ReLU()), tracing_inputs=[x], global_lora_settings=settings)
         torch.manual_seed(1)
         state = {name: torch.randn_like(matrix) for name, matrix in module.clika_lora_state_dict().items()}
@@ -134,7 +134,7 @@ class Classifier(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner = bert()[0]
+        self.inner = build_bert()[0]
 
     def forward(self, input_ids, labels):
         return {"loss": self.inner(input_ids=input_ids, labels=labels).loss}
@@ -144,7 +144,7 @@ def test_transformers_trainer_updates_adapters_only(tmp_path):
     """The Trainer of transformers updates adapters only."""
     torch.manual_seed(0)
     model, names = Classifier(), ["query", "value"]
-    given = [{**batch, "labels": torch.zeros(len(batch["input_ids"]), dtype=torch.long)} for batch in data()]
+    given = [{**batch, "labels": torch.zeros(len(batch["input_ids"]), dtype=torch.long)} for batch in make_data()]
     settings = LoraSettings(rank=2, target_layers=names)
     module = clika_compile(model.eval(), tracing_inputs=given, global_lora_settings=settings)
     held = {name: p.clone() for name, p in module.named_parameters()}

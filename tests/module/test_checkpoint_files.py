@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from saved_nets import Tokens, compiled
+from saved_nets import Tokens, compile_net
 from torch import nn
 
 from clika_ref import BaseDeploymentSettings, ClikaModule, ModelError, clika_compile
@@ -21,7 +21,7 @@ from clika_ref.serialization.container import pack_file, unpack_file
 
 @pytest.fixture(scope="module")
 def module():
-    return compiled(Tokens)
+    return compile_net(Tokens)
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,15 @@ def load(serialized):
     return ClikaModule.clika_from_serialized(serialized)
 
 
-def altered(serialized, change):
-    """Return a file whose document is another one, its digest being right."""
+def alter_document(serialized, change):
+    """Return a file with a changed document and a valid digest."""
     document, tensors = unpack_file(serialized)
     document = copy.deepcopy(document)
     change(document)
     return b"".join(pack_file(document, tensors))
 
 
-def of_format(form, serialized, monkeypatch):
+def write_in_format(form, serialized, monkeypatch):
     """Return a file of another format with the same contents."""
     document, tensors = unpack_file(serialized)
     with monkeypatch.context() as patched:
@@ -49,8 +49,8 @@ def of_format(form, serialized, monkeypatch):
         return b"".join(pack_file(document, tensors))
 
 
-def with_header(serialized, change):
-    """Return a file whose header is another one, its digest being that of before."""
+def alter_header(serialized, change):
+    """Return a file with a changed header and the original digest."""
     length = int.from_bytes(serialized[:8], "little")
     header = json.loads(serialized[8 : 8 + length])
     change(header)
@@ -104,11 +104,11 @@ def test_clika_save_interrupt_keeps_old_file(module, tmp_path, monkeypatch, erro
     module.clika_save(path)
     before = path.read_bytes()
 
-    def interrupted(*_):
+    def write_half(*_):
         yield b"half of a fi"
         raise error
 
-    monkeypatch.setattr(checkpoint, "pack_file", interrupted)
+    monkeypatch.setattr(checkpoint, "pack_file", write_half)
     with pytest.raises(error):
         module.clika_save(path)
     assert path.read_bytes() == before
@@ -137,7 +137,7 @@ def test_clika_load_other_files_report_content(tmp_path):
     with pytest.raises(ModelError, match=r"it does not contain a compiled module: KeyError: 'clika'"):
         load(safetensors.torch.save({"x": torch.ones(3)}, {"other": "1"}))
     with pytest.raises(ModelError, match=r"it is no saved module: KeyError: "):
-        load(bytes(compiled(Tokens).get_extra_state().numpy()))
+        load(bytes(compile_net(Tokens).get_extra_state().numpy()))
 
 
 def test_clika_load_truncated_file_raises(serialized):
@@ -183,14 +183,14 @@ def test_clika_load_any_changed_byte_raises(serialized):
 def test_clika_load_invalid_metadata_raises(serialized, head, reason):
     """Metadata that JSON reads but no module has raises an error."""
     with pytest.raises(ModelError, match=reason):
-        load(with_header(serialized, lambda header: header["__metadata__"].update(clika=head)))
+        load(alter_header(serialized, lambda header: header["__metadata__"].update(clika=head)))
 
 
 def test_clika_load_infinite_tensor_offsets_raise(serialized):
     """Infinite offsets of a tensor raise an error."""
     endless = {"data_offsets": [0, float("inf")]}
     with pytest.raises(ModelError, match="its header is damaged: OverflowError"):
-        load(with_header(serialized, lambda header: header["clika/document"].update(endless)))
+        load(alter_header(serialized, lambda header: header["clika/document"].update(endless)))
 
 
 @pytest.mark.parametrize("other", [rb"\"format\":0", rb"\"format\":2", rb"\"fprmat\":%d" % container.FILE_FORMAT])
@@ -204,7 +204,7 @@ def test_clika_load_changed_format_number_rejected(serialized, other):
 
 def test_clika_load_newer_format_raises_with_remedy(serialized, monkeypatch):
     """A newer format raises an error that suggests an update."""
-    newer = of_format(99, serialized, monkeypatch)
+    newer = write_in_format(99, serialized, monkeypatch)
     with pytest.raises(
         ModelError,
         match=rf"it has format 99, but this clika-ref reads formats up to {container.FILE_FORMAT}. Update clika-ref.",
@@ -253,7 +253,7 @@ def test_load_state_dict_non_tensor_scale_named(module):
 @pytest.mark.parametrize("form", range(container.FILE_FORMAT))
 def test_clika_load_development_format_rejected(serialized, monkeypatch, form):
     """Each format of a development version is rejected."""
-    older = of_format(form, serialized, monkeypatch)
+    older = write_in_format(form, serialized, monkeypatch)
     with pytest.raises(ModelError, match=r"cannot load .*: it was saved by a development version; compile again"):
         load(older)
 
@@ -262,8 +262,8 @@ def test_clika_load_development_format_rejected(serialized, monkeypatch, form):
 def test_clika_load_damaged_documents_raise_model_error(serialized):
     """Randomly damaged documents load or raise a ModelError, and no other error."""
 
-    def changed(item, draw):
-        """Put something else into a random place of a document."""
+    def damage_document(item, draw):
+        """Replace an entry at a random position of a document."""
         while isinstance(item, dict | list) and item:
             keys = list(item) if isinstance(item, dict) else range(len(item))
             key = draw.choice(list(keys))
@@ -276,7 +276,7 @@ def test_clika_load_damaged_documents_raise_model_error(serialized):
 
     refused = 0
     for seed in range(300):
-        damaged = altered(serialized, lambda document, seed=seed: changed(document, random.Random(seed)))
+        damaged = alter_document(serialized, lambda document, seed=seed: damage_document(document, random.Random(seed)))
         with contextlib.suppress(ModelError):  # the line of a node, or its name, may be any
             load(damaged)
             continue
@@ -287,14 +287,14 @@ def test_clika_load_damaged_documents_raise_model_error(serialized):
 def test_clika_load_steps_of_other_sizes_rejected(serialized):
     """Steps with other sizes than their INT8 weights are rejected before memory is allocated."""
 
-    def changed(document):
+    def enlarge_steps(document):
         held = next(iter(document["quantized_weights"].values()))
         held["steps"].append(["layout", [10**6, 10**6], [1, 1]])
 
     with pytest.raises(
         ModelError, match=r"the quantized weight .* is damaged: ValueError: a step has the shape \[1000000, 10"
     ):
-        load(altered(serialized, changed))
+        load(alter_document(serialized, enlarge_steps))
 
 
 # What is not there
@@ -332,13 +332,13 @@ def test_clika_load_finds_own_deployment_settings():
     x = torch.ones(2, 3)
     own = clika_compile(nn.Linear(3, 2), tracing_inputs=[x], deployment_settings=OurDeployment())
     assert isinstance(load(own.clika_serialize()).clika_state.deployment, OurDeployment)
-    unknown = altered(own.clika_serialize(), lambda d: d.update(deployment=["absent:Ours", {}]))
+    unknown = alter_document(own.clika_serialize(), lambda d: d.update(deployment=["absent:Ours", {}]))
     with pytest.raises(
         ModelError, match=r"was compiled for a absent.Ours, but this process has no such class. Import the"
     ):
         load(unknown)
     with pytest.raises(ModelError, match=r"was compiled for a builtins.print, but this process has no such class"):
-        load(altered(own.clika_serialize(), lambda d: d.update(deployment=["builtins:print", {}])))
+        load(alter_document(own.clika_serialize(), lambda d: d.update(deployment=["builtins:print", {}])))
 
     class Local(BaseDeploymentSettings):
         target = "onnxruntime"
@@ -352,14 +352,14 @@ def test_clika_load_finds_own_deployment_settings():
 
 def test_clika_load_unknown_setting_named(serialized):
     """Settings that this version does not have are named."""
-    newer = altered(serialized, lambda document: document["options"].update(telepathy=True))
+    newer = alter_document(serialized, lambda document: document["options"].update(telepathy=True))
     with pytest.raises(ModelError, match=r"saved ClikaCompileOptions: this clika-ref has no field 'telepathy'"):
         load(newer)
 
 
 def test_clika_load_missing_setting_uses_default(serialized):
     """A file without a newer setting loads with the default."""
-    older = altered(serialized, lambda document: document["options"].pop("mixed_precision"))
+    older = alter_document(serialized, lambda document: document["options"].pop("mixed_precision"))
     assert load(older).clika_state.options.mixed_precision == "auto"
 
 
@@ -382,7 +382,7 @@ def test_clika_serialize_empty_or_extended_module_raises():
     """An empty module, and one with parameters outside of its graph, raise an error."""
     with pytest.raises(ModelError, match="this ClikaModule is empty"):
         ClikaModule().clika_serialize()
-    module = compiled(Tokens)
+    module = compile_net(Tokens)
     module.own = nn.Linear(2, 2)
     with pytest.raises(ModelError, match=r"cannot save the module: 'own.bias' is not part of its graph. Remove it"):
         module.clika_serialize()
@@ -390,7 +390,7 @@ def test_clika_serialize_empty_or_extended_module_raises():
 
 def test_clika_serialize_float_module_contains_graph_only():
     """A float module stores its graph and no quantization."""
-    document, tensors = unpack_file(compiled(settings=None).clika_serialize())
+    document, tensors = unpack_file(compile_net(settings=None).clika_serialize())
     assert tensors.keys() == {*document["graph"]["constants"]}
     assert document["calibration"] is document["request"] is document["quantization"] is None
     assert json.dumps(document)

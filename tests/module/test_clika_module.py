@@ -9,6 +9,7 @@ import re
 
 import pytest
 import torch
+from loaded_copies import load_copy
 from torch import nn
 
 from clika_ref import ClikaModule, clika_compile
@@ -96,8 +97,7 @@ def test_state_dict_loads_into_original(original, module):
 
 def test_load_state_dict_into_empty_module_rebuilds_graph(module, x):
     """An empty module is rebuilt from a state dict, with its own weights."""
-    empty = ClikaModule()
-    empty.load_state_dict(module.state_dict())
+    empty = load_copy(module)
     assert torch.equal(empty(x), module(x))
     assert str(empty.graph) == str(module.graph)
     assert inspect.signature(empty.forward).parameters.keys() == inspect.signature(module.forward).parameters.keys()
@@ -110,8 +110,7 @@ def test_load_state_dict_rebuilds_requires_grad():
     original = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     original[2].weight = nn.Parameter(original[2].weight.detach(), requires_grad=False)
     saved = clika_compile(original, tracing_inputs=[torch.ones(2, 2)])
-    again = ClikaModule()
-    again.load_state_dict(saved.state_dict())
+    again = load_copy(saved)
     trained = {name: p.requires_grad for name, p in saved.named_parameters()}
     assert {name: p.requires_grad for name, p in again.named_parameters()} == trained
     assert sorted(trained.values()) == [False, *[True] * 5]
@@ -200,10 +199,10 @@ def test_to_moves_parameters_and_buffers(module, x):
 def test_to_moves_constants_of_forward():
     """Constants that forward creates move with the module."""
 
-    def shifted(x):
+    def add_positions(x):
         return x + torch.arange(x.shape[1], device=x.device) + torch.tensor([0.5], device=x.device)
 
-    module = clika_compile(shifted, tracing_inputs=[torch.randn(2, 3), torch.randn(2, 4)])
+    module = clika_compile(add_positions, tracing_inputs=[torch.randn(2, 3), torch.randn(2, 4)])
     assert module.to("meta")(torch.randn(2, 5, device="meta")).device.type == "meta"
 
 
@@ -239,8 +238,7 @@ def test_copies_keep_tied_weights():
             return self.head(self.embed(ids))
 
     module = clika_compile(Tied(), tracing_inputs=[torch.randint(0, 10, (2, 3))])
-    loaded = ClikaModule()
-    loaded.load_state_dict(module.state_dict())
+    loaded = load_copy(module)
     for made in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded):  # noqa: S301 - our own bytes
         assert made.head.weight is made.embed.weight
 
@@ -335,7 +333,7 @@ def test_submodule_state_of_other_graph_raises(module):
         nn.Sequential(module).load_state_dict(nn.Sequential(other).state_dict())
 
 
-class Odd(nn.Module):
+class UnsavableDefaults(nn.Module):
     """Defaults that have no saved form: a function, an enumeration, a tensor."""
 
     def forward(self, x, flag=True, act=torch.relu, kind=enum.Enum("Kind", "A B").A, z=torch.ones(3)):  # noqa: B008
@@ -345,7 +343,7 @@ class Odd(nn.Module):
 def test_copies_keep_defaults_without_saved_form():
     """Defaults without a saved form work in copies, and other values raise an error."""
     x = torch.randn(2, 3)
-    module = clika_compile(Odd(), tracing_inputs=[x])
+    module = clika_compile(UnsavableDefaults(), tracing_inputs=[x])
     for twin in (copy.deepcopy(module), copy.deepcopy(copy.deepcopy(module)), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
         assert torch.equal(twin(x), torch.relu(x) + 1)
         assert torch.equal(twin(x, True), torch.relu(x) + 1)
@@ -356,7 +354,7 @@ def test_copies_keep_defaults_without_saved_form():
 def test_copy_without_saved_default_requires_argument():
     """An argument whose default was not copied is required."""
     x, z = torch.randn(2, 3), torch.full((3,), 2.0)
-    twin = copy.deepcopy(clika_compile(Odd(), tracing_inputs=[(x, {"z": z})]))
+    twin = copy.deepcopy(clika_compile(UnsavableDefaults(), tracing_inputs=[(x, {"z": z})]))
     assert torch.equal(twin(x, z=z), torch.relu(x) + 2)
     with pytest.raises(
         ModelError, match=r"argument 'z' is missing, and its default tensor\(.*\) is not stored in a copied"
@@ -411,11 +409,11 @@ def test_clika_generate_dummy_inputs_fit_forward(module):
 def test_clika_generate_dummy_inputs_keep_constants_and_nesting():
     """The dummy inputs have the traced constants and nesting."""
 
-    def nested(items, flag, n):
+    def scale_nested(items, flag, n):
         return items["a"] * n if flag else items["a"]
 
     inputs = [({"a": torch.randn(2, 3)}, True, 4), ({"a": torch.randn(3, 3)}, True, 5)]
-    module = clika_compile(nested, tracing_inputs=inputs)
+    module = clika_compile(scale_nested, tracing_inputs=inputs)
     made = module.clika_generate_dummy_inputs()
     assert made["flag"] is True
     assert made["items"]["a"].shape[1] == 3

@@ -5,9 +5,10 @@ import pickle
 
 import pytest
 import torch
+from loaded_copies import load_copy
 from torch import nn
 
-from clika_ref import ClikaModule, clika_compile
+from clika_ref import clika_compile
 from clika_ref.core.errors import ModelError
 
 
@@ -40,13 +41,7 @@ def test_forward_after_dtype_cast_raises_with_remedy(module, dtype):
     torch.testing.assert_close(module(x), torch.ones(2, 4), rtol=1e-3, atol=0)  # eps 1e-12, added to a square of 1e-8
 
 
-def loaded(module):
-    rebuilt = ClikaModule()
-    rebuilt.load_state_dict(module.state_dict())
-    return rebuilt
-
-
-COPIES = [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), loaded]  # noqa: S301 - our own bytes
+COPIES = [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), load_copy]  # noqa: S301 - our own bytes
 
 
 @pytest.mark.parametrize("copied", COPIES, ids=["deepcopy", "pickle", "state_dict"])

@@ -15,9 +15,10 @@ import onnxruntime
 import pytest
 import torch
 import torch.distributed as dist
-from adapted_nets import INT4, lora
-from calibrated_nets import HERE, noise
-from saved_nets import ALL, Convolutions, Tokens, batches, made
+from adapted_nets import INT4, make_lora_settings
+from calibrated_nets import HERE, sqnr_in_decibels
+from onnx_sessions import open_session
+from saved_nets import ALL, Convolutions, Tokens, build_net, make_batches
 from torch import nn
 
 from clika_ref import (
@@ -37,7 +38,7 @@ IS_EMULATED = DEVICE.type == "emulated"
 
 @pytest.fixture(scope="module")
 def device():
-    """Return the device, on which float32 is computed as such: cuDNN rounds what convolutions read by itself."""
+    """Return the device, with float32 convolutions in float32: cuDNN rounds their operands otherwise."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield DEVICE
@@ -61,16 +62,20 @@ def test_device_tests_pass_on_emulated_device(tmp_path):
     assert " passed" in done.stdout
 
 
-def data_on(device, kind=Convolutions):
-    return [x.to(device) for x in (*batches(kind), *batches(kind, 1, 4))]
+def make_data(device, kind=Convolutions):
+    return [x.to(device) for x in (*make_batches(kind), *make_batches(kind, 1, 4))]
 
 
-def quantized_on(device, kind=Convolutions, settings=ALL, **options):
-    how = {"quantization_settings": settings, "deployment_settings": HERE, "calibration_inputs": data_on(device, kind)}
-    return clika_compile(made(kind).to(device), **{**how, **options})
+def quantize(device, kind=Convolutions, settings=ALL, **options):
+    how = {
+        "quantization_settings": settings,
+        "deployment_settings": HERE,
+        "calibration_inputs": make_data(device, kind),
+    }
+    return clika_compile(build_net(kind).to(device), **{**how, **options})
 
 
-def devices_of(module):
+def list_devices(module):
     return {t.device for t in [*module.parameters(), *module.buffers()]}
 
 
@@ -102,53 +107,53 @@ def test_forward_on_device_matches_original(device, moved):
     found = module(x)
     assert found.device == device
     torch.testing.assert_close(found, original.to(device)(x))
-    assert devices_of(module) == {device}
+    assert list_devices(module) == {device}
 
 
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
 def test_quantize_on_device_matches_cpu(device, kind):
     """Quantization on the device makes the same decisions as on the CPU."""
-    there, here = quantized_on(device, kind), quantized_on("cpu", kind)
+    there, here = quantize(device, kind), quantize("cpu", kind)
     plans = [m.clika_state.quantized.plan for m in (there, here)]
     assert plans[0].activations.keys() == plans[1].activations.keys()
     assert plans[0].floats == plans[1].floats
     for name, scale in plans[1].weights.items():
         torch.testing.assert_close(plans[0].weights[name].cpu(), scale, rtol=1e-3, atol=0)
-    x = batches(kind, 1)[0]
-    assert noise(here(x).detach(), there(x.to(device)).detach().cpu()) > 35
+    x = make_batches(kind, 1)[0]
+    assert sqnr_in_decibels(here(x).detach(), there(x.to(device)).detach().cpu()) > 35
 
 
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
 def test_quantized_module_moves_to_device_and_back(device, kind):
     """A quantized module moves to the device and back."""
-    module, x = quantized_on("cpu", kind), batches(kind, 1)[0]
+    module, x = quantize("cpu", kind), make_batches(kind, 1)[0]
     here = module(x).detach()
     there = module.to(device)(x.to(device)).detach()
     assert there.device == device
-    assert devices_of(module) == {device}
-    assert noise(here, there.cpu()) > 35  # a rounding here and there falls on the other side
+    assert list_devices(module) == {device}
+    assert sqnr_in_decibels(here, there.cpu()) > 35  # a rounding here and there falls on the other side
     torch.testing.assert_close(module.cpu()(x).detach(), here, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
 def test_clika_export_on_device_matches_module(device, kind, tmp_path):
     """An export on the device matches the module."""
-    module, x = quantized_on(device, kind), batches(kind, 1)[0]
+    module, x = quantize(device, kind), make_batches(kind, 1)[0]
     path = tmp_path / "module.onnx"
     module.clika_export(path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = open_session(path)
     (name,) = [i.name for i in session.get_inputs()]
     (found,) = session.run(None, {name: x.numpy()})
-    assert noise(module(x.to(device)).detach().cpu(), torch.from_numpy(found)) > 35
+    assert sqnr_in_decibels(module(x.to(device)).detach().cpu(), torch.from_numpy(found)) > 35
 
 
 def test_moved_module_exports_explains_and_draws(device, tmp_path):
     """A module that was moved to the device is exported, explained, reported and drawn."""
-    module, x = quantized_on("cpu", batch_norm="live"), batches(Convolutions, 1)[0]
+    module, x = quantize("cpu", batch_norm="live"), make_batches(Convolutions, 1)[0]
     here = module(x).detach()
     module.to(device).clika_export(tmp_path / "module.onnx")
     (found,) = onnxruntime.InferenceSession(tmp_path / "module.onnx").run(None, {"x": x.numpy()})
-    assert noise(here, torch.from_numpy(found)) > 35
+    assert sqnr_in_decibels(here, torch.from_numpy(found)) > 35
     assert module(**module.clika_generate_dummy_inputs()).device == device
     assert module.clika_explain().share() > 0.5
     assert module.clika_report(tmp_path / "report.html").stat().st_size > 10_000
@@ -159,8 +164,8 @@ def test_moved_module_exports_explains_and_draws(device, tmp_path):
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
 def test_train_on_device_reduces_loss(device, kind, norms):
     """Training on the device reduces the loss, with frozen and live batch norm."""
-    module, original = quantized_on(device, kind, batch_norm=norms), made(kind).to(device)
-    x = batches(kind, 1)[0].to(device)
+    module, original = quantize(device, kind, batch_norm=norms), build_net(kind).to(device)
+    x = make_batches(kind, 1)[0].to(device)
     wanted = original(x).detach() * 1.1
     module.train()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
@@ -176,13 +181,13 @@ def test_train_on_device_reduces_loss(device, kind, norms):
     trained = module(x).detach() if norms == "frozen" else None
     module.eval()
     if trained is not None:
-        assert noise(trained, module(x)) > 35
+        assert sqnr_in_decibels(trained, module(x)) > 35
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_train_under_autocast_accepts_scaled_gradients(device, dtype):
     """Training under autocast accepts scaled gradients."""
-    module, x = quantized_on(device).train(), batches(Convolutions, 1)[0].to(device)
+    module, x = quantize(device).train(), make_batches(Convolutions, 1)[0].to(device)
     scaler = torch.amp.GradScaler(device.type)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
     before = {n: p.detach().clone() for n, p in module.named_parameters()}
@@ -198,20 +203,20 @@ def test_train_under_autocast_accepts_scaled_gradients(device, dtype):
 
 def test_bfloat16_model_on_device_matches_original(device):
     """A BF16 model on the device matches the original."""
-    original = made(Convolutions).to(device, torch.bfloat16)
-    data = [x.bfloat16() for x in data_on(device)]
+    original = build_net(Convolutions).to(device, torch.bfloat16)
+    data = [x.bfloat16() for x in make_data(device)]
     module = clika_compile(copy.deepcopy(original), tracing_inputs=data)
-    assert noise(original(data[0]).detach().float(), module(data[0]).detach().float()) > 30
+    assert sqnr_in_decibels(original(data[0]).detach().float(), module(data[0]).detach().float()) > 30
 
 
 def test_clika_save_on_device_loads_on_cpu(device, tmp_path):
     """A module that was saved on the device loads on the CPU and moves back."""
-    module, x = quantized_on(device), batches(Convolutions, 1)[0]
+    module, x = quantize(device), make_batches(Convolutions, 1)[0]
     module.clika_save(tmp_path / "saved.clika")
     loaded = ClikaModule.clika_load(tmp_path / "saved.clika")
-    assert devices_of(loaded) == {torch.device("cpu")}
+    assert list_devices(loaded) == {torch.device("cpu")}
     here = loaded(x).detach()
-    assert noise(here, module(x.to(device)).detach().cpu()) > 35
+    assert sqnr_in_decibels(here, module(x.to(device)).detach().cpu()) > 35
     torch.testing.assert_close(loaded.to(device)(x.to(device)), module(x.to(device)), rtol=1e-5, atol=1e-6)
     again = ClikaModule().to(device)
     again.load_state_dict(module.state_dict())
@@ -221,10 +226,10 @@ def test_clika_save_on_device_loads_on_cpu(device, tmp_path):
 @pytest.mark.parametrize("settings", [ALL, INT4], ids=["int8", "int4"])
 def test_adapters_on_device_train_and_export(device, settings, tmp_path):
     """Adapters train on the device and are exported."""
-    options = ClikaCompileOptions(global_lora_settings=lora())
-    data = data_on(device, Tokens)[:-1]
-    module = quantized_on(device, Tokens, settings, clika_compile_options=options, calibration_inputs=data).train()
-    x = batches(Tokens, 1)[0].to(device)
+    options = ClikaCompileOptions(global_lora_settings=make_lora_settings())
+    data = make_data(device, Tokens)[:-1]
+    module = quantize(device, Tokens, settings, clika_compile_options=options, calibration_inputs=data).train()
+    x = make_batches(Tokens, 1)[0].to(device)
     optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for _ in range(8):
@@ -242,26 +247,28 @@ def test_adapters_on_device_train_and_export(device, settings, tmp_path):
 def test_pruned_module_on_device_trains_and_quantizes(device, mask):
     """A module that was pruned on the device trains and is quantized."""
     pruning = PruningSettings(mask, 1e9) if mask == "2:4" else PruningSettings(mask, None, 0.5)
-    module = clika_compile(made(Convolutions).to(device), calibration_inputs=data_on(device), pruning_settings=pruning)
-    assert devices_of(module) == {device}
-    x = batches(Convolutions, 1)[0].to(device)
+    module = clika_compile(
+        build_net(Convolutions).to(device), calibration_inputs=make_data(device), pruning_settings=pruning
+    )
+    assert list_devices(module) == {device}
+    x = make_batches(Convolutions, 1)[0].to(device)
     assert torch.isfinite(module(x)).all()
     module.train()(x).square().mean().backward()
     pruned = module.eval()(x).detach()
     module.clika_initialize_algorithms(ALL, deployment_settings=HERE)
-    assert noise(pruned, module(x)) > 15
+    assert sqnr_in_decibels(pruned, module(x)) > 15
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by dynamo and inductor of their own calls
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_torch_compile_on_device_single_graph(device, mode):
     """`torch.compile` traces the module on the device as one graph, in both modes."""
-    module = quantized_on(device).train(mode == "train")
-    x = batches(Convolutions, 1)[0].to(device)
+    module = quantize(device).train(mode == "train")
+    x = make_batches(Convolutions, 1)[0].to(device)
     torch._dynamo.reset()  # which counts how often it compiled a function for any module
     backend = "inductor" if device.type == "cuda" else "aot_eager"
     wanted, found = module(x), torch.compile(module, fullgraph=True, backend=backend)(x)
-    assert noise(wanted.detach(), found) > 35
+    assert sqnr_in_decibels(wanted.detach(), found) > 35
     if mode == "train":
         found.square().mean().backward()
         assert all(p.grad is not None for p in module.parameters() if p.requires_grad)
@@ -270,7 +277,7 @@ def test_torch_compile_on_device_single_graph(device, mode):
 @pytest.mark.parametrize("moved", [False, True], ids=["traced there", "moved there"])
 def test_clika_export_other_target_with_device_inputs(device, moved, tmp_path):
     """A module on the device is quantized for another target with its kept inputs."""
-    module = quantized_on("cpu" if moved else device).to(device)
+    module = quantize("cpu" if moved else device).to(device)
     module.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
     quantizers = [n for n in onnx.load(tmp_path / "other.onnx").graph.node if n.op_type == "QuantizeLinear"]
     assert len(quantizers) >= 4
@@ -284,10 +291,10 @@ def test_clika_distribute_single_process_on_device_trains(device, sharded, tmp_p
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
     try:
         together = DistributedTrainingSettings(multi_gpu=True, use_sharding=sharded)
-        module = quantized_on(device, distributed_training_settings=together)
-        alone = quantized_on(device)
+        module = quantize(device, distributed_training_settings=together)
+        alone = quantize(device)
         spread = clika_distribute(module.train(), together)
-        x = batches(Convolutions, 1)[0].to(device)
+        x = make_batches(Convolutions, 1)[0].to(device)
         wanted = alone.train()(x).square().mean()
         loss = spread(x).square().mean()
         torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-6)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from calibrated_nets import HERE, batches, compiled, traced
+from calibrated_nets import HERE, compile_net, make_batches, trace_net
 
 from clika_ref import LoraSettings, PruningSettings
 from clika_ref.reporting.tables import Table
@@ -13,21 +13,21 @@ from clika_ref.reporting.tables import Table
 
 @pytest.fixture(scope="module")
 def module():
-    return compiled()
+    return compile_net()
 
 
-def pruned():
+def prune_net():
     settings = PruningSettings(mask_type="structured", pruning_sensitivity_threshold=0.5)
-    return traced().clika_prune(settings, calibration_inputs=batches())
+    return trace_net().clika_prune(settings, calibration_inputs=make_batches())
 
 
 RESULTS = {
     "summary": lambda module: module.clika_summary(),
     "explanation": lambda module: module.clika_explain(),
     "comparison": lambda module: module.clika_compare_targets(HERE),
-    "pruning": lambda _: pruned(),
-    "adapters": lambda _: traced().clika_attach_lora(LoraSettings(rank=2)),
-    "goal": lambda _: compiled().clika_quantize_to_goal(lambda module: 1.0, 0.5),
+    "pruning": lambda _: prune_net(),
+    "adapters": lambda _: trace_net().clika_attach_lora(LoraSettings(rank=2)),
+    "goal": lambda _: compile_net().clika_quantize_to_goal(lambda module: 1.0, 0.5),
 }
 
 
@@ -81,7 +81,7 @@ def test_explanation_records_cover_all_nodes(module):
 
 def test_repr_html_quantized_counts_model_parameters_only(module):
     """A quantized module shows the parameters of the model, without its scales."""
-    model = traced()
+    model = trace_net()
     own = sum(parameter.numel() for parameter in model.parameters())
     assert sum(parameter.numel() for parameter in module.parameters()) > own
     for shown in (model, module):

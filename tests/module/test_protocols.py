@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from convolution_nets import ConvNormHead
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,17 +24,6 @@ from clika_ref import (
 )
 from clika_ref.compiled.state import CompiledModule, CompiledState
 
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
-
-
 FORMS = ["float", "quantized", "training", "adapted"]
 
 
@@ -43,7 +33,7 @@ def compile_form(form):
     target = DeploymentSettings_ONNXRuntime_ONNX()
     settings = QuantizationSettings(automatic_skip_quantization=False) if form in {"quantized", "training"} else None
     given = {"calibration_inputs": data, "quantization_settings": settings, "deployment_settings": target}
-    module = clika_compile(Net().eval(), tracing_inputs=data[1:], **(given if settings else {}))
+    module = clika_compile(ConvNormHead(4).eval(), tracing_inputs=data[1:], **(given if settings else {}))
     if form == "adapted":
         module.clika_attach_lora(LoraSettings(rank=2))
     return module.train(form in {"training", "adapted"})
@@ -161,12 +151,12 @@ def test_replaced_forward_is_called_and_restored(module, x):
     """A ``forward`` that accelerate replaces on the instance is called; without it the graph's own is."""
     original, calls = module.forward, []
 
-    def wrapped(*args, **kwargs):
+    def call_and_record(*args, **kwargs):
         calls.append(args)
         return original(*args, **kwargs)
 
     expected = module(x)
-    module.forward = wrapped
+    module.forward = call_and_record
     assert torch.equal(module(x), expected)
     assert len(calls) == 1
     del module.forward
@@ -182,7 +172,7 @@ def test_torch_compile_computes_equally(form, x):
     assert torch.allclose(compiled(x), module(x), atol=1e-6)
 
 
-def tensors_in(item, seen):
+def find_tensors(item, seen):
     """Yield the tensors that an object refers to, through containers and objects of this package."""
     if id(item) in seen:
         return
@@ -191,13 +181,13 @@ def tensors_in(item, seen):
         yield item
     elif isinstance(item, dict):
         for value in item.values():
-            yield from tensors_in(value, seen)
+            yield from find_tensors(value, seen)
     elif isinstance(item, list | tuple | set):
         for value in item:
-            yield from tensors_in(value, seen)
+            yield from find_tensors(value, seen)
     elif type(item).__module__.startswith("clika_ref."):
         for name in {*getattr(item, "__slots__", ()), *getattr(item, "__dict__", ())}:
-            yield from tensors_in(getattr(item, name, None), seen)
+            yield from find_tensors(getattr(item, name, None), seen)
 
 
 def test_state_holds_neither_module_nor_weights(x):
@@ -206,7 +196,7 @@ def test_state_holds_neither_module_nor_weights(x):
     module(x)
     state = module.clika_state
     own = {id(t) for t in (*module.parameters(), *module.buffers())}
-    found = [t for t in tensors_in(state, set()) if id(t) in own]
+    found = [t for t in find_tensors(state, set()) if id(t) in own]
     assert found == []
     assert [v for v in vars(state).values() if isinstance(v, nn.Module)] == []
     assert all(value.data is None for value in state.graph.constants.values())

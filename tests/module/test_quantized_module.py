@@ -8,13 +8,16 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from calibrated_nets import noise
+from calibrated_nets import sqnr_in_decibels
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_onnxruntime.target import OnnxRuntime
+from interrupted_data import interrupt_after
+from loaded_copies import load_copy
+from log_files import read_logs
+from seeded_tensors import draw_batches, randn
 from torch import nn
 
 from clika_ref import (
-    ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     LayerQuantizationSettings,
     ModelError,
@@ -43,22 +46,21 @@ class Net(nn.Module):
         return self.head(torch.relu(self.body(self.stem(x))).mean((2, 3)))
 
 
-def batches(count=4, size=4, seed=0):
-    spread = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, 3, 10, 10, generator=spread) for _ in range(count)]
+def make_batches(count=4, size=4, seed=0):
+    return draw_batches(count, size, 3, 10, 10, seed=seed)
 
 
-def net():
+def build_net():
     model = Net().train()
     with torch.no_grad():
-        for x in batches(3, 16, seed=9):
+        for x in make_batches(3, 16, seed=9):
             model(x)
     return model.eval()
 
 
-def compiled(settings=None, data=None, **options):
-    options = {"deployment_settings": HERE, "calibration_inputs": data or batches(), **options}
-    return clika_compile(net(), quantization_settings=settings or QuantizationSettings(), **options)
+def compile_net(settings=None, data=None, **options):
+    options = {"deployment_settings": HERE, "calibration_inputs": data or make_batches(), **options}
+    return clika_compile(build_net(), quantization_settings=settings or QuantizationSettings(), **options)
 
 
 NAN, INFINITE = (torch.full((4, 3, 10, 10), number) for number in (float("nan"), float("inf")))
@@ -66,13 +68,13 @@ NAN, INFINITE = (torch.full((4, 3, 10, 10), number) for number in (float("nan"),
 
 @pytest.fixture(scope="module")
 def module():
-    return compiled()
+    return compile_net()
 
 
 def test_forward_quantized_close_to_model(module):
     """The outputs are close to those of the model, but not equal."""
-    x = batches(1, seed=5)[0]
-    found = noise(net()(x), module(x))
+    x = make_batches(1, seed=5)[0]
+    found = sqnr_in_decibels(build_net()(x), module(x))
     assert 20 < found < 60
 
 
@@ -81,9 +83,9 @@ def test_clika_export_int8_weights_match_module(module, tmp_path):
     artifact = module.clika_export(tmp_path / "net.onnx")
     weights = [i.data_type for i in onnx.load(artifact.path).graph.initializer if len(i.dims) > 1]
     assert weights == [onnx.TensorProto.INT8] * 3, "and no float ones, which nothing reads"
-    x = batches(1, seed=5)[0]
+    x = make_batches(1, seed=5)[0]
     (found,) = OnnxRuntime().load(artifact)([x])
-    assert noise(module(x), found) > 30
+    assert sqnr_in_decibels(module(x), found) > 30
 
 
 def test_clika_export_artifact_worse_than_graph_raises(module, tmp_path, monkeypatch):
@@ -108,7 +110,7 @@ class Faulty(OnnxRuntime):
 
 def test_clika_export_names_first_wrong_layer(tmp_path):
     """The first layer that a runtime computes differently is named."""
-    twin = compiled()
+    twin = compile_net()
     registry = load_registry()
     twin.clika_state.registry = replace(registry, targets={**registry.targets, "onnxruntime": Faulty()})
     said = r"first layer that differs alone is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ quantized elements differ"
@@ -118,7 +120,7 @@ def test_clika_export_names_first_wrong_layer(tmp_path):
 
 def test_train_mode_matches_eval_with_gradients(module):
     """Train mode has the same outputs as eval mode, and gradients for all parameters."""
-    x, twin = batches(1)[0], copy.deepcopy(module)
+    x, twin = make_batches(1)[0], copy.deepcopy(module)
     assert torch.equal(twin.train()(x), module(x))
     twin(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in twin.parameters())
@@ -126,12 +128,12 @@ def test_train_mode_matches_eval_with_gradients(module):
 
 def test_forward_follows_changed_weights(module):
     """Changed and loaded weights change the outputs."""
-    x, twin = batches(1)[0], copy.deepcopy(module)
+    x, twin = make_batches(1)[0], copy.deepcopy(module)
     before = twin(x)
     assert torch.equal(twin(x), before)
     with torch.no_grad():
         twin.get_parameter("head.weight").mul_(0.5)
-    assert noise(before - net().head.bias, 2 * (twin(x) - net().head.bias)) > 25
+    assert sqnr_in_decibels(before - build_net().head.bias, 2 * (twin(x) - build_net().head.bias)) > 25
     twin.load_state_dict(module.state_dict())
     assert torch.equal(twin(x), before)
 
@@ -139,17 +141,17 @@ def test_forward_follows_changed_weights(module):
 @pytest.mark.parametrize("renews", ["eval", "export"])
 def test_eval_and_export_see_weights_written_to_data(module, tmp_path, renews):
     """Weights that are written to `.data` are seen by `eval` and by an export."""
-    x, twin = batches(1)[0], copy.deepcopy(module).eval()
+    x, twin = make_batches(1)[0], copy.deepcopy(module).eval()
     before = twin(x)
     twin.get_parameter("head.weight").data.mul_(0.5)
     assert torch.equal(twin(x), before), "or a call sees it too, and ARCHITECTURE.md says otherwise"
     twin.eval() if renews == "eval" else twin.clika_export(tmp_path / "net.onnx")
-    assert noise(before - net().head.bias, 2 * (twin(x) - net().head.bias)) > 25
+    assert sqnr_in_decibels(before - build_net().head.bias, 2 * (twin(x) - build_net().head.bias)) > 25
 
 
 def test_torch_onnx_export_runs_in_int8(module, tmp_path):
     """`torch.onnx.export` gives an INT8 model that matches the module."""
-    x, twin = batches(1, seed=5)[0], copy.deepcopy(module).eval()
+    x, twin = make_batches(1, seed=5)[0], copy.deepcopy(module).eval()
     sides = ({0: torch.export.Dim.DYNAMIC},)
     program = torch.onnx.export(twin, (x,), dynamo=True, verbose=False, dynamic_shapes=sides)
     program.save(tmp_path / "net.onnx")
@@ -161,12 +163,12 @@ def test_torch_onnx_export_runs_in_int8(module, tmp_path):
     kinds = [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node]
     assert [kinds.count(kind) for kind in ("QLinearConv", "QGemm", "Conv", "Gemm")] == [2, 1, 0, 0]
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    assert noise(module(x), torch.from_numpy(found)) > 30
+    assert sqnr_in_decibels(module(x), torch.from_numpy(found)) > 30
 
 
 def test_torch_export_changed_weights_require_eval(module):
     """`torch.export` after a weight change requires another call of `eval`."""
-    x, twin = batches(1)[0], copy.deepcopy(module).eval()
+    x, twin = make_batches(1)[0], copy.deepcopy(module).eval()
     with torch.no_grad():
         twin.get_parameter("head.weight").mul_(0.5)
     said = r"its weights changed since they were quantized.* Call \.eval\(\) again before the export"
@@ -183,24 +185,23 @@ def test_torch_export_changed_weights_require_eval(module):
 
 def test_copies_keep_quantization(module):
     """Copies, pickles and loaded modules keep the quantization."""
-    x = batches(1)[0]
-    loaded = ClikaModule()
-    loaded.load_state_dict(module.state_dict())
+    x = make_batches(1)[0]
+    loaded = load_copy(module)
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded.eval()):  # noqa: S301 - our own bytes
         assert torch.equal(twin(x), module(x))
 
 
 def test_load_state_dict_without_quantization_loads_float(module):
     """A float state dict loads into a quantized module as float."""
-    plain = clika_compile(net(), tracing_inputs=batches(1))
+    plain = clika_compile(build_net(), tracing_inputs=make_batches(1))
     twin = copy.deepcopy(module)
     twin.load_state_dict(plain.state_dict())
-    assert torch.allclose(twin(batches(1)[0]), plain(batches(1)[0]))
+    assert torch.allclose(twin(make_batches(1)[0]), plain(make_batches(1)[0]))
 
 
 def test_layer_settings_original_name_of_folded_layer():
     """A layer keeps its name in the model although batch norm is folded into it."""
-    module = compiled(layer_quantization_settings={"stem.0": LayerQuantizationSettings(skip_quantization=True)})
+    module = compile_net(layer_quantization_settings={"stem.0": LayerQuantizationSettings(skip_quantization=True)})
     found = module.clika_initialize_algorithms()
     assert [(row[0], row[-1]) for row in found.table.cells()] == [
         ("stem.0", "quantized"),
@@ -216,7 +217,7 @@ def test_clika_compile_batch_norm_mean_equal_to_bias():
     """A mean that equals the bias does not get its gradient, although equal constants are stored once."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     found = clika_compile(
-        model, calibration_inputs=batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
+        model, calibration_inputs=make_batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
     )
     assert found.clika_state.quantized.plan.weights
 
@@ -225,28 +226,28 @@ def test_calibration_data_read_once_and_reused():
     """Data is read once, and another threshold reads none."""
     read = []
 
-    def reading():
-        for x in batches(6):
+    def yield_and_count():
+        for x in make_batches(6):
             read.append(len(read))
             yield x
 
-    module = compiled(data=reading())
+    module = compile_net(data=yield_and_count())
     assert read == [*range(6)]
     assert module.clika_state.calibration.table.batches == 6
     found = module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0))
     assert [bool(layer.reason) for layer in found.layers] == [True] * 3
-    x = batches(1)[0]
-    assert torch.allclose(module(x), net()(x), atol=1e-6)
+    x = make_batches(1)[0]
+    assert torch.allclose(module(x), build_net()(x), atol=1e-6)
 
 
 def test_clika_initialize_algorithms_on_float_module():
     """A float module is quantized later."""
-    module = clika_compile(net(), tracing_inputs=batches(1))
-    x = batches(1)[0]
+    module = clika_compile(build_net(), tracing_inputs=make_batches(1))
+    x = make_batches(1)[0]
     before = module(x)
-    found = module.clika_initialize_algorithms(calibration_inputs=batches())
+    found = module.clika_initialize_algorithms(calibration_inputs=make_batches())
     assert sum(not layer.reason for layer in found.layers) == 3
-    assert 20 < noise(before, module(x)) < 60
+    assert 20 < sqnr_in_decibels(before, module(x)) < 60
 
 
 @pytest.mark.parametrize(
@@ -271,22 +272,22 @@ def test_layer_settings_invalid_key_raises_before_data(arguments, said):
     """Invalid keys and bit widths raise an error before data is read."""
 
     def read_once():
-        for x in batches(6):
+        for x in make_batches(6):
             read.append(1)
             yield x
 
     read = []
-    module = clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=read_once())
+    module = clika_compile(build_net(), tracing_inputs=make_batches(1), calibration_inputs=read_once())
     with pytest.raises(ModelError, match=said):
         module.clika_initialize_algorithms(**arguments)
     assert not read
     settings = {"settings": arguments.get("quantization_settings"), **arguments}
     settings.pop("quantization_settings", None)
     with pytest.raises(ModelError, match=said):
-        compiled(**settings, data=read_once(), tracing_inputs=batches(1))
+        compile_net(**settings, data=read_once(), tracing_inputs=make_batches(1))
     assert len(read) <= STREAM_EXAMPLE_COUNT, "no more than to trace with"
     with pytest.raises(ModelError, match=said):
-        compiled(**settings, data=read_once())
+        compile_net(**settings, data=read_once())
     assert len(read) <= 2 * STREAM_EXAMPLE_COUNT
     module.clika_initialize_algorithms()
     assert module.clika_state.calibration.table.batches == 6
@@ -295,37 +296,34 @@ def test_layer_settings_invalid_key_raises_before_data(arguments, said):
 @pytest.mark.parametrize("transform", [None, torch.neg])
 def test_clika_initialize_algorithms_reads_unread_data(tmp_path, transform):
     """Data that compiling did not read is read later."""
-    data = iter([x.neg() if transform else x for x in batches()])
+    data = iter([x.neg() if transform else x for x in make_batches()])
     module = clika_compile(
-        net(), tracing_inputs=batches(1, seed=9), calibration_inputs=data, data_transform_fn=transform
+        build_net(), tracing_inputs=make_batches(1, seed=9), calibration_inputs=data, data_transform_fn=transform
     ).eval()
     found = module.clika_initialize_algorithms(deployment_settings=HERE)
     assert sum(not layer.reason for layer in found.layers) == 3
-    assert torch.equal(module(batches(1)[0]), compiled()(batches(1)[0]))
+    assert torch.equal(module(make_batches(1)[0]), compile_net()(make_batches(1)[0]))
     module.clika_initialize_algorithms()  # with the ranges that there are now
-    assert torch.equal(module(batches(1)[0]), compiled()(batches(1)[0]))
+    assert torch.equal(module(make_batches(1)[0]), compile_net()(make_batches(1)[0]))
 
 
 def test_calibration_interrupted_asks_for_data_again():
     """After an interrupted calibration, the kept data must be given again."""
-
-    def data():
-        yield from batches(6)[:5]
-        raise KeyboardInterrupt
-
-    module = clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=data())
+    module = clika_compile(
+        build_net(), tracing_inputs=make_batches(1), calibration_inputs=interrupt_after(make_batches(6)[:5])
+    )
     with pytest.raises(KeyboardInterrupt):
         module.clika_initialize_algorithms()
     with pytest.raises(ModelError, match=r"interrupted after 5 batches. Pass the same calibration_inputs to resume"):
         module.clika_initialize_algorithms()
-    module.clika_initialize_algorithms(calibration_inputs=batches(6))
+    module.clika_initialize_algorithms(calibration_inputs=make_batches(6))
     assert module.clika_state.calibration.table.batches == 6
 
 
 @pytest.mark.parametrize("traced", ["tracing_inputs", "calibration_inputs"])
 def test_tracing_inputs_used_for_calibration_warn(tmp_path, traced):
     """Calibrating on tracing inputs warns."""
-    module = clika_compile(net(), **{traced: batches()}, logs_dir=tmp_path)
+    module = clika_compile(build_net(), **{traced: make_batches()}, logs_dir=tmp_path)
     module.clika_initialize_algorithms()
     warned = "Calibration uses the 4 tracing inputs, which may differ" in "".join(
         p.read_text() for p in tmp_path.iterdir()
@@ -335,77 +333,77 @@ def test_tracing_inputs_used_for_calibration_warn(tmp_path, traced):
 
 def test_copy_without_inputs_asks_for_data():
     """A copy keeps no inputs and asks for data."""
-    copied = copy.deepcopy(clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=batches()))
+    copied = copy.deepcopy(
+        clika_compile(build_net(), tracing_inputs=make_batches(1), calibration_inputs=make_batches())
+    )
     with pytest.raises(ModelError, match=r"cannot calibrate: the module is a copy or was loaded, .* Pass cal"):
         copied.clika_initialize_algorithms()
 
 
 def test_calibration_interrupt_keeps_module_and_resumes():
     """After an interrupt, the module is unchanged and the calibration resumes."""
-    module = clika_compile(net(), tracing_inputs=batches(1))
-    x = batches(1)[0]
+    module = clika_compile(build_net(), tracing_inputs=make_batches(1))
+    x = make_batches(1)[0]
     before = module(x)
 
-    def interrupted():
-        yield from batches(6)[:5]
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        module.clika_initialize_algorithms(calibration_inputs=interrupted())
+        module.clika_initialize_algorithms(calibration_inputs=interrupt_after(make_batches(6)[:5]))
     assert torch.equal(module(x), before)
     with pytest.raises(ModelError, match=r"interrupted after 5 batches. Pass the same calibration_inputs to resume"):
         module.clika_initialize_algorithms()
-    module.clika_initialize_algorithms(calibration_inputs=batches(6))
+    module.clika_initialize_algorithms(calibration_inputs=make_batches(6))
     assert module.clika_state.calibration.table.batches == 6
-    assert torch.equal(module(x), compiled(data=batches(6))(x))
+    assert torch.equal(module(x), compile_net(data=make_batches(6))(x))
 
 
 @pytest.mark.parametrize("broken", [NAN, None], ids=["NaN", "an interrupt"])
 def test_calibration_failure_keeps_previous_ranges(tmp_path, broken):
     """A failed calibration keeps the previous ranges."""
 
-    def failing():
-        yield from batches(5, seed=7)
+    def yield_then_fail():
+        yield from make_batches(5, seed=7)
         if broken is None:
             raise KeyboardInterrupt
         yield broken
 
-    module, x = compiled(logs_dir=tmp_path), batches(1)[0]
+    module, x = compile_net(logs_dir=tmp_path), make_batches(1)[0]
     before = module(x)
     for _ in range(2):
         with pytest.raises((ModelError, KeyboardInterrupt)):
-            module.clika_initialize_algorithms(calibration_inputs=failing())
+            module.clika_initialize_algorithms(calibration_inputs=yield_then_fail())
     assert torch.equal(module(x), before)
     assert module.clika_compare_targets(HERE).rows[0].layers == 3
-    module.clika_initialize_algorithms(calibration_inputs=batches(6, seed=7))
-    assert torch.equal(module(x), compiled(data=batches(6, seed=7))(x))
-    assert "6 batches, 5 of them from an earlier pass" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    module.clika_initialize_algorithms(calibration_inputs=make_batches(6, seed=7))
+    assert torch.equal(module(x), compile_net(data=make_batches(6, seed=7))(x))
+    assert "6 batches, 5 of them from an earlier pass" in read_logs(tmp_path)
     with pytest.raises((ModelError, KeyboardInterrupt)):
-        module.clika_initialize_algorithms(calibration_inputs=failing())
+        module.clika_initialize_algorithms(calibration_inputs=yield_then_fail())
     module.clika_initialize_algorithms()
-    assert torch.equal(module(x), compiled(data=batches(6, seed=7))(x))
+    assert torch.equal(module(x), compile_net(data=make_batches(6, seed=7))(x))
 
 
 def test_ranges_file_saved_on_interrupt_and_resumed(tmp_path):
     """Ranges are saved on an interrupt and used later; those of another model raise an error."""
     file = str(tmp_path / "ranges.safetensors")
 
-    def data(fails):
-        for number, x in enumerate(batches(6)):
+    def yield_data(fails):
+        for number, x in enumerate(make_batches(6)):
             if fails and number == 5:
                 raise KeyboardInterrupt
             yield x
 
     with pytest.raises(KeyboardInterrupt):
-        compiled(data=data(fails=True), tracing_inputs=batches(1), ranges_file=file)
-    found = compiled(data=data(fails=False), tracing_inputs=batches(1), ranges_file=file, logs_dir=tmp_path)
+        compile_net(data=yield_data(fails=True), tracing_inputs=make_batches(1), ranges_file=file)
+    found = compile_net(
+        data=yield_data(fails=False), tracing_inputs=make_batches(1), ranges_file=file, logs_dir=tmp_path
+    )
     (runs,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert "6 batches, 5 of them from an earlier pass" in runs
-    assert torch.equal(found(batches(1)[0]), compiled(data=batches(6))(batches(1)[0]))
-    others = net()
+    assert torch.equal(found(make_batches(1)[0]), compile_net(data=make_batches(6))(make_batches(1)[0]))
+    others = build_net()
     with torch.no_grad():
         others.body.weight += 0.01
-    for other, x in ((nn.Linear(3, 3), torch.randn(2, 3)), (others, batches(1)[0])):
+    for other, x in ((nn.Linear(3, 3), torch.randn(2, 3)), (others, make_batches(1)[0])):
         with pytest.raises(ModelError, match=r"they are of another model, or of other weights"):
             clika_compile(
                 other,
@@ -418,40 +416,42 @@ def test_ranges_file_saved_on_interrupt_and_resumed(tmp_path):
 
 def test_clika_export_warns_of_weights_trained_after_calibration(tmp_path):
     """An export warns if weights were trained after their scales were computed."""
-    module = compiled(logs_dir=tmp_path)
+    module = compile_net(logs_dir=tmp_path)
 
-    def warnings():
+    def count_warnings():
         module.clika_export(tmp_path / "model.onnx")
         return sum("weights have changed since their scales" in log.read_text() for log in tmp_path.glob("*.log"))
 
-    assert not warnings()
+    assert not count_warnings()
     with torch.no_grad():
         module.get_parameter("body.weight").mul_(1.5)
-    assert warnings() == 1
+    assert count_warnings() == 1
     module.clika_initialize_algorithms()
-    assert warnings() == 1
+    assert count_warnings() == 1
 
 
 def test_ranges_file_saved_by_later_quantization(tmp_path):
     """Ranges are also saved if quantization comes later."""
     file = tmp_path / "ranges.safetensors"
-    module = clika_compile(net(), tracing_inputs=batches(1), ranges_file=file).eval()
-    module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
+    module = clika_compile(build_net(), tracing_inputs=make_batches(1), ranges_file=file).eval()
+    module.clika_initialize_algorithms(calibration_inputs=make_batches(), deployment_settings=HERE)
     assert file.exists()
 
 
 def test_layer_settings_accept_node_name_of_folded_layer():
     """A layer can be named as in the printed graph although batch norm is folded into it."""
-    names = [node.name for node in clika_compile(net(), tracing_inputs=batches(1)).graph.nodes]
+    names = [node.name for node in clika_compile(build_net(), tracing_inputs=make_batches(1)).graph.nodes]
     assert names[:2] == ["conv2d", "batch_norm"]
     layers = {"conv2d": LayerQuantizationSettings(skip_quantization=True)}
-    found = compiled(layer_quantization_settings=layers).clika_initialize_algorithms(layer_quantization_settings=layers)
+    found = compile_net(layer_quantization_settings=layers).clika_initialize_algorithms(
+        layer_quantization_settings=layers
+    )
     assert {x.scope: x.reason for x in found.layers if x.reason} == {"stem.0": "skip_quantization of 'conv2d'"}
 
 
 def test_clika_quantize_to_goal_float_layers_kept_for_targets():
     """Layers that the goal leaves in float stay float for other targets, and the evaluation may train."""
-    module = compiled()
+    module = compile_net()
     scores = iter([1.0, 0.0, *[0.0] * 20])
 
     def evaluate(candidate):
@@ -467,8 +467,8 @@ def test_clika_quantize_to_goal_float_layers_kept_for_targets():
 
 def test_calibration_smaller_last_batch_dropped_with_warning(tmp_path):
     """A smaller last batch is left out, with a warning."""
-    data = [*batches(5), batches(1, 2)[0]]
-    compiled(data=iter(data), logs_dir=tmp_path)
+    data = [*make_batches(5), make_batches(1, 2)[0]]
+    compile_net(data=iter(data), logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert "Warning: calibration batch 6: input 'x': float32[2, 3, 10, 10]" in log
     assert "The last batch is skipped." in log
@@ -479,22 +479,25 @@ def test_calibration_smaller_last_batch_dropped_with_warning(tmp_path):
     [
         ([], "has no elements"),
         (iter([]), "has no elements"),
-        (iter([*batches(5), batches(1, 2)[0], batches(1)[0]]), r"calibration batch 6: input 'x': .* dim 0 must be 4"),
-        ([*batches(2), NAN], r"batch 3: the input 'x' contains NaN"),
-        ([*batches(2), INFINITE], r"batch 3: the input 'x' contains infinity"),
+        (
+            iter([*make_batches(5), make_batches(1, 2)[0], make_batches(1)[0]]),
+            r"calibration batch 6: input 'x': .* dim 0 must be 4",
+        ),
+        ([*make_batches(2), NAN], r"batch 3: the input 'x' contains NaN"),
+        ([*make_batches(2), INFINITE], r"batch 3: the input 'x' contains infinity"),
     ],
 )
 def test_calibration_bad_data_names_batch(data, said):
     """Bad data raises an error that names the batch."""
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
     with pytest.raises(ModelError, match=said):
-        clika_compile(net(), calibration_inputs=data, **settings)
+        clika_compile(build_net(), calibration_inputs=data, **settings)
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
 def test_is_model_pretrained_false_warns(tmp_path, is_trained):
     """`is_model_pretrained=False` warns that it does not change the decisions."""
-    compiled(is_model_pretrained=is_trained, logs_dir=tmp_path)
+    compile_net(is_model_pretrained=is_trained, logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert ("is_model_pretrained=False has no effect" in log) is not is_trained
 
@@ -513,7 +516,7 @@ def test_is_model_pretrained_false_warns(tmp_path, is_trained):
 def test_quantize_nan_or_inf_weights_named(name, number, said, only_weights):
     """Weights with NaN or inf are named in the error."""
 
-    def spoil(module):
+    def set_weight(module):
         with torch.no_grad():
             module.state_dict(keep_vars=True)[name].view(-1)[0] = number
         return module
@@ -521,28 +524,31 @@ def test_quantize_nan_or_inf_weights_named(name, number, said, only_weights):
     settings = QuantizationSettings(prefer_weights_only_quantization=only_weights)
     with pytest.raises(ModelError, match=said):
         clika_compile(
-            spoil(net()), calibration_inputs=batches(), quantization_settings=settings, deployment_settings=HERE
+            set_weight(build_net()),
+            calibration_inputs=make_batches(),
+            quantization_settings=settings,
+            deployment_settings=HERE,
         )
     with pytest.raises(ModelError, match=said):
-        spoil(compiled(settings)).clika_initialize_algorithms(settings)
+        set_weight(compile_net(settings)).clika_initialize_algorithms(settings)
 
 
 def test_quantize_bias_of_minus_infinity_accepted():
     """A bias of minus infinity is accepted."""
-    model = net()
+    model = build_net()
     model.head.bias.data[0] = -torch.inf
     module = clika_compile(
-        model, calibration_inputs=batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
+        model, calibration_inputs=make_batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
     )
     assert set(module.clika_state.quantized.plan.weights) >= {"conv2d", "conv2d_1"}
 
 
 def test_clika_compile_dry_run_prints_summary(capsys):
     """A dry run prints the summary and returns the model."""
-    model = net()
+    model = build_net()
     same = clika_compile(
         model,
-        calibration_inputs=batches(),
+        calibration_inputs=make_batches(),
         quantization_settings=QuantizationSettings(),
         deployment_settings=HERE,
         is_dry_run=True,
@@ -589,7 +595,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("embeds", [False, True])
 def test_prediction_table_shared_weight_counted_once(tmp_path, embeds):
     """A weight that several layers read is counted as in the file."""
-    data = [torch.randn(16, 256, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    data = [randn(16, 256, seed=i) for i in range(3)]
     module = clika_compile(Tied(embeds=embeds).eval(), tracing_inputs=data[:1], smoothing="off").eval()
     found = module.clika_initialize_algorithms(
         QuantizationSettings(automatic_skip_quantization=False), calibration_inputs=data, deployment_settings=HERE
@@ -607,7 +613,7 @@ def test_prediction_table_shared_weight_counted_once(tmp_path, embeds):
 
 def test_log_contains_lines_of_reference(tmp_path):
     """The log contains the lines of clika-ace."""
-    compiled(logs_dir=tmp_path)
+    compile_net(logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     for line in (
         "Global Quantization Settings:",
@@ -630,13 +636,13 @@ def test_clika_compile_no_quantized_layer_warns_once(capsys):
     said = capsys.readouterr().err
     assert said.count("Warning: No layer is quantized; 2 of 2 because: its weight is torch.float16, and") == 1
     assert "Quantized 0/2 layers, weights 0.2 -> 0.2 KB" in said
-    compiled()
+    compile_net()
     assert "No layer is quantized" not in capsys.readouterr().err
 
 
 def test_clika_summary_shown_on_request_without_log(tmp_path, capsys):
     """Without a log, the console names `clika_summary`, and its text lists the decisions."""
-    module = compiled()
+    module = compile_net()
     assert "print(module.clika_summary()) shows the decision for each layer" in capsys.readouterr().err
     lines = str(module.clika_summary()).splitlines()
     assert lines[0].split()[:5] == ["layer", "operator", "weights", "activations", "QS"]
@@ -647,15 +653,14 @@ def test_clika_summary_shown_on_request_without_log(tmp_path, capsys):
         layer_quantization_settings={"body": LayerQuantizationSettings(skip_quantization=True)}
     )
     assert "skip_quantization" in str(module.clika_summary())
-    compiled(logs_dir=tmp_path)
+    compile_net(logs_dir=tmp_path)
     assert "module.clika_summary()" not in capsys.readouterr().err
 
 
 def test_clika_summary_without_decisions_raises(module):
     """A module without known decisions raises an error."""
-    loaded = ClikaModule()
-    loaded.load_state_dict(module.state_dict())
-    for one in (loaded, clika_compile(net(), tracing_inputs=batches(1))):
+    loaded = load_copy(module)
+    for one in (loaded, clika_compile(build_net(), tracing_inputs=make_batches(1))):
         with pytest.raises(ModelError, match=r"no decisions are known.* clika_initialize_algorithms"):
             one.clika_summary()
 
@@ -663,16 +668,16 @@ def test_clika_summary_without_decisions_raises(module):
 def test_quantization_missing_arguments_raise_before_data():
     """Missing settings, data or schemes raise an error before data is read."""
 
-    def never():
+    def raise_if_read():
         raise AssertionError
         yield
 
     with pytest.raises(TargetError, match="identity: it computes in float and declares no scheme"):
         QuantizationRequest(Identity(), QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings are given without deployment_settings"):
-        clika_compile(net(), calibration_inputs=never(), quantization_settings=QuantizationSettings())
+        clika_compile(build_net(), calibration_inputs=raise_if_read(), quantization_settings=QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings are given without calibration_inputs"):
-        clika_compile(net(), deployment_settings=HERE, quantization_settings=QuantizationSettings())
+        clika_compile(build_net(), deployment_settings=HERE, quantization_settings=QuantizationSettings())
 
 
 def test_simulation_missing_target_names_distribution(module):

@@ -19,7 +19,7 @@ from clika_ref.onnx_export.emission import GUARDS_KEY, SCOPE_KEY, SOURCE_KEY, em
 OPERATORS = load_registry().operators
 
 
-def graph_of(*kinds):
+def build_chain(*kinds):
     """Return a chain of unary operators on x."""
     g = Graph("chain")
     value = g.add_input(TensorType(torch.float32, (make_symbol("n"), 4)), "x")
@@ -32,7 +32,7 @@ def graph_of(*kinds):
 
 def test_emit_keeps_value_names_scope_and_source_line():
     """Values keep their names; nodes keep their scope and source line."""
-    proto = ir.to_proto(emit(graph_of("relu", "sigmoid")))
+    proto = ir.to_proto(emit(build_chain("relu", "sigmoid")))
     assert [n.output[0] for n in proto.graph.node] == ["relu", "sigmoid"]
     properties = {p.key: p.value for p in proto.graph.node[0].metadata_props}
     assert properties == {SCOPE_KEY: "encoder.act", SOURCE_KEY: "model.py:7"}
@@ -57,7 +57,7 @@ def test_emit_node_sizes_become_inputs():
 
 def test_emit_symbolic_dims_named_in_inputs_and_outputs():
     """Symbolic dims have their names in the inputs and outputs."""
-    proto = ir.to_proto(emit(graph_of("relu")))
+    proto = ir.to_proto(emit(build_chain("relu")))
     for value in (proto.graph.input[0], proto.graph.output[0]):
         first, second = value.type.tensor_type.shape.dim
         assert (first.dim_param, second.dim_value) == ("n", 4)
@@ -65,7 +65,7 @@ def test_emit_symbolic_dims_named_in_inputs_and_outputs():
 
 def test_emit_records_guards_in_metadata():
     """The metadata records the guards, with their source lines."""
-    g = graph_of("relu")
+    g = build_chain("relu")
     assert not ir.to_proto(emit(g)).metadata_props
     g.guards = [Guard(make_symbol("n") <= 8, "model.py:3"), Guard(make_symbol("n") > 1, "")]
     (recorded,) = ir.to_proto(emit(g)).metadata_props
@@ -74,7 +74,7 @@ def test_emit_records_guards_in_metadata():
 
 def test_emit_lowering_returning_operand_adds_identity():
     """A lowering that returns its operand gets an Identity node."""
-    proto = ir.to_proto(emit(graph_of("identity")))
+    proto = ir.to_proto(emit(build_chain("identity")))
     onnx.checker.check_model(proto)
     assert [(n.op_type, list(n.input), list(n.output)) for n in proto.graph.node] == [("Identity", ["x"], ["identity"])]
 
@@ -92,17 +92,17 @@ def test_emit_missing_lowerings_listed_together():
     """All nodes without a lowering are listed in one error."""
 
     @operator()
-    def mystery(x: Tensor) -> Tensor:
+    def pass_through(x: Tensor) -> Tensor:
         """Return x."""
         return x
 
     g = Graph("two")
     x = g.add_input(TensorType(torch.float32, (2,)), "x")
     build = Builder(g, OPERATORS, None, Origin(("head",), ("net.py:3",)))
-    g.add_output(build(mystery, build(mystery, x)))
+    g.add_output(build(pass_through, build(pass_through, x)))
     with pytest.raises(
         TargetError,
-        match=r"cannot export 2 nodes to ONNX:\n  mystery in head at net\.py:3\n(.*\n)*.*@<operator>\.onnx",
+        match=r"cannot export 2 nodes to ONNX:\n  pass_through in head at net\.py:3\n(.*\n)*.*@<operator>\.onnx",
     ):
         emit(g)
 
@@ -114,20 +114,20 @@ def test_emit_missing_lowerings_listed_together():
         (lambda op, x: (x, x), r"returned 2 values. It must return 1 results of `op` for"),
         (lambda op, x: None, r"returned None. It must return 1 results of `op` for"),
         (lambda op, x: op.relu(x), r"`op` has no method 'relu'"),
-        (lambda op, x: 1 / 0, r"the ONNX lowering of broken failed on .*ZeroDivisionError"),
+        (lambda op, x: 1 / 0, r"the ONNX lowering of identity_op failed on .*ZeroDivisionError"),
     ],
 )
 def test_emit_broken_lowering_names_operator_and_node(lowering, message):
     """A broken lowering raises an error that names its node."""
 
     @operator()
-    def broken(x: Tensor) -> Tensor:
+    def identity_op(x: Tensor) -> Tensor:
         """Return x."""
         return x
 
-    broken.onnx(lowering)
+    identity_op.onnx(lowering)
     g = Graph("one")
-    g.add_output(Builder(g, OPERATORS)(broken, g.add_input(TensorType(torch.float32, (2,)), "x")))
+    g.add_output(Builder(g, OPERATORS)(identity_op, g.add_input(TensorType(torch.float32, (2,)), "x")))
     with pytest.raises(PluginError, match=message):
         emit(g)
 
@@ -135,10 +135,10 @@ def test_emit_broken_lowering_names_operator_and_node(lowering, message):
 def test_emit_complex32_raises():
     """A dtype without an ONNX element type raises an error."""
     with pytest.raises(ModelError, match=r"ONNX has no element type for torch\.complex32"):
-        emit(graph_of_dtype(torch.complex32))
+        emit(build_graph_of_dtype(torch.complex32))
 
 
-def graph_of_dtype(dtype):
+def build_graph_of_dtype(dtype):
     g = Graph("odd")
     value = g.add_input(TensorType(dtype, (2,)), "x")
     g.add_output(Builder(g, OPERATORS)("identity", value, types=(value.type,)))

@@ -3,6 +3,7 @@
 import onnx
 import pytest
 import torch
+from seeded_tensors import randn
 
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
@@ -12,10 +13,10 @@ from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
 TARGET = REGISTRY.targets["onnxruntime"]
-X = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+X = randn(3, 32)
 
 
-def product(*, bits, block_size, sampled=False):
+def build_product(*, bits, block_size, sampled=False):
     """Return x[3, 32] times a low-bit weight, on request followed by a grid sampler."""
     g = Graph("few")
     build = Builder(g, REGISTRY.operators)
@@ -41,7 +42,7 @@ def product(*, bits, block_size, sampled=False):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_int4_constant_runtime_matches_interpreter(tmp_path, bits, block_size, sampled):
     """The runtime computes the same as the interpreter, for INT4 and INT8 weights, with and without blocks."""
-    g = product(bits=bits, block_size=block_size, sampled=sampled)
+    g = build_product(bits=bits, block_size=block_size, sampled=sampled)
     (wanted,), _ = interpret(g, [X])
     (found,) = TARGET.load(TARGET.compile(g, tmp_path / "m.onnx"))([X])
     rounded = X.abs().amax() / 127 / 2  # the runtime rounds what it multiplies to 8 bits, by block
@@ -50,7 +51,7 @@ def test_int4_constant_runtime_matches_interpreter(tmp_path, bits, block_size, s
 
 def test_int4_constant_stored_in_half_a_byte_per_element(tmp_path):
     """An INT4 constant takes half a byte per element."""
-    TARGET.compile(product(bits=4, block_size=16), tmp_path / "m.onnx")
+    TARGET.compile(build_product(bits=4, block_size=16), tmp_path / "m.onnx")
     model = onnx.load(tmp_path / "m.onnx")
     onnx.checker.check_model(model, full_check=True)
     (stored,) = (t for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT4)
@@ -72,7 +73,7 @@ def test_int4_constant_odd_element_count_padded(tmp_path):
 @pytest.mark.parametrize(("bits", "block_size", "opset"), [(8, None, 18), (8, 16, 21), (4, None, 21)])
 def test_compile_int4_or_blocks_use_opset_21(tmp_path, bits, block_size, opset):
     """Opset 21 is used only for INT4 weights or blocks."""
-    TARGET.compile(product(bits=bits, block_size=block_size), tmp_path / "m.onnx")
+    TARGET.compile(build_product(bits=bits, block_size=block_size), tmp_path / "m.onnx")
     (imported,) = onnx.load(tmp_path / "m.onnx").opset_import
     assert imported.version == opset
 

@@ -48,7 +48,7 @@ EXPRESSIONS = [
 ]
 
 
-def emitted(*sides):
+def emit_sizes(*sides):
     """Return a function that computes dims in ONNX from the sizes of an input x[a, b]."""
     op = OnnxBuilder()
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["a", "b"]))
@@ -70,20 +70,20 @@ def emitted(*sides):
 @pytest.mark.parametrize("expr", EXPRESSIONS, ids=str)
 def test_onnx_builder_size_expression_matches_python(expr):
     """A size expression has the same value in ONNX and in Python."""
-    _, run = emitted(expr)
+    _, run = emit_sizes(expr)
     for a, b in [(1, 1), (2, 7), (7, 2), (8, 5), (13, 3)]:
         assert run(a, b) == [int(evaluate(expr, {"a": a, "b": b}))]
 
 
 def test_onnx_builder_ints_mix_numbers_and_expressions():
     """Numbers and expressions are combined in one vector."""
-    _, run = emitted(2, A, 3, 4, A * B, B)
+    _, run = emit_sizes(2, A, 3, 4, A * B, B)
     assert run(5, 6) == [2, 5, 3, 4, 30, 6]
 
 
 def test_onnx_builder_equal_size_expressions_computed_once():
     """Equal size expressions share their nodes."""
-    op, _ = emitted(A * B, A * B + 1, A * B)
+    op, _ = emit_sizes(A * B, A * B + 1, A * B)
     assert [n.op_type for n in op.nodes].count("Mul") == 1
     assert [n.op_type for n in op.nodes].count("Shape") == 2
 
@@ -91,7 +91,7 @@ def test_onnx_builder_equal_size_expressions_computed_once():
 def test_onnx_builder_symbol_without_source_raises():
     """A symbol without a source raises an error that names it."""
     with pytest.raises(ModelError, match="symbol c: it is used before"):
-        emitted(make_symbol("c") + 1)
+        emit_sizes(make_symbol("c") + 1)
 
 
 def test_may_be_zero_follows_symbol_ranges():

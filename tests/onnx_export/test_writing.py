@@ -34,7 +34,7 @@ def graph():
     return g
 
 
-def contents(path):
+def read_initializers(path):
     model = onnx.load(str(path))
     onnx.checker.check_model(model, full_check=True)
     return {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -43,7 +43,7 @@ def contents(path):
 def test_write_model_weights_bit_identical(graph, tmp_path):
     """The written weights are bit-identical to those of the graph, for every dtype."""
     size = writing.write_model(emit(graph), tmp_path / "m.onnx")
-    found = contents(tmp_path / "m.onnx")
+    found = read_initializers(tmp_path / "m.onnx")
     assert size == (tmp_path / "m.onnx").stat().st_size
     assert found["layer.weight"].tobytes() == graph.constants["layer.weight"].data.numpy().tobytes()
     for name, value in graph.constants.items():
@@ -55,7 +55,7 @@ def test_write_model_deferred_weights_one_at_a_time(tmp_path, apart):
     """At most one deferred weight exists at a time."""
     alive, most = set(), []
 
-    def made(number):
+    def make_tracked_weight(number):
         tensor = torch.full((32, 32), float(number))
         alive.add(number)
         most.append(len(alive))
@@ -66,12 +66,12 @@ def test_write_model_deferred_weights_one_at_a_time(tmp_path, apart):
     build = Builder(g, OPERATORS)
     y = g.add_input(TensorType(torch.float32, (2, 32)), "x")
     for number in range(4):
-        weight = g.add_constant(partial(made, number), f"w{number}", TensorType(torch.float32, (32, 32)))
+        weight = g.add_constant(partial(make_tracked_weight, number), f"w{number}", TensorType(torch.float32, (32, 32)))
         y = build("linear", y, weight, None)
     g.add_output(y)
     writing.write_model(emit(g), tmp_path / "m.onnx", external_data=apart)
     assert most == [1, 1, 1, 1]
-    assert {name: float(w[0, 0]) for name, w in contents(tmp_path / "m.onnx").items() if w.ndim == 2} == {
+    assert {name: float(w[0, 0]) for name, w in read_initializers(tmp_path / "m.onnx").items() if w.ndim == 2} == {
         f"w{n}": n for n in range(4)
     }
 
@@ -85,7 +85,7 @@ def test_write_model_external_data_page_aligned(graph, tmp_path):
     info = ExternalDataInfo(outside[0])
     assert (info.location, info.offset % writing.DATA_ALIGNMENT, info.length) == ("m.onnx.data", 0, 64 * 64 * 4)
     assert (
-        contents(tmp_path / "m.onnx")["layer.weight"].tobytes()
+        read_initializers(tmp_path / "m.onnx")["layer.weight"].tobytes()
         == graph.constants["layer.weight"].data.numpy().tobytes()
     )
     assert size == sum(f.stat().st_size for f in tmp_path.iterdir())
@@ -128,7 +128,7 @@ def test_write_model_strided_single_element_weight(tmp_path, apart):
     weight = g.add_constant(torch.tensor([2.5, 7.0, 1.0])[::3], "w")  # contiguous, with a stride of 3
     g.add_output(Builder(g, OPERATORS)("add", g.add_input(TensorType(torch.float32, (1,)), "x"), weight))
     writing.write_model(emit(g), tmp_path / "m.onnx", external_data=apart)
-    assert contents(tmp_path / "m.onnx")["w"].tolist() == [2.5]
+    assert read_initializers(tmp_path / "m.onnx")["w"].tolist() == [2.5]
 
 
 def test_bytes_of_strided_tensors_in_element_order():

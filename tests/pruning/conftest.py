@@ -128,7 +128,7 @@ class Halved(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A shuffle of channels that one layer makes, and one of those of two, which is cut in halves."""
+    """A shuffle of the channels of one layer, and one of those of two layers, which is split in half."""
 
     def __init__(self):
         super().__init__()
@@ -141,23 +141,26 @@ class Mixed(nn.Module):
         return self.left(left) + self.right(right)
 
 
-def _images():
+def _make_images():
     return [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8)]
 
 
-def _sequences():
+def _make_sequences():
     return [torch.randn(2, 5, 16), torch.randn(3, 6, 16)]
 
 
 MODELS = {
-    **{model.__name__: (model, _images) for model in (Residual, Depthwise, Grouped, Dense, Shuffled, Halved, Mixed)},
-    **{model.__name__: (model, _sequences) for model in (Attention, RepeatedHeads, Encoder)},
+    **{
+        model.__name__: (model, _make_images)
+        for model in (Residual, Depthwise, Grouped, Dense, Shuffled, Halved, Mixed)
+    },
+    **{model.__name__: (model, _make_sequences) for model in (Attention, RepeatedHeads, Encoder)},
 }
 
 
 @pytest.fixture
-def made():
-    """Return a model by its name, compiled, and inputs of it; batch norms with statistics as after training."""
+def compile_model():
+    """Return a function that compiles a model by name, with trained batch norm statistics, and its inputs."""
 
     def make(name, **options):
         torch.manual_seed(0)

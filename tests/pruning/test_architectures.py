@@ -12,7 +12,7 @@ from clika_ref import PruningSettings, clika_compile
 
 
 class GroupedQueryBlock(nn.Module):
-    """Grouped-query attention, and a gated layer behind it, around a residual stream that is normalized."""
+    """Grouped-query attention, followed by a gated layer, around a normalized residual stream."""
 
     def __init__(self):
         super().__init__()

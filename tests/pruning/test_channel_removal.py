@@ -24,13 +24,13 @@ EXPECTED = {
 """By what makes them, how many units there are: of heads those of the keys."""
 
 
-def found_in(module, inputs):
+def find_dependencies(module, inputs):
     graph = module.graph.clone()
     sizes = read_sizes(graph, inputs)
     return build_dependency_graph(graph, sizes), sizes
 
 
-def with_zeros(found, gone):
+def zero_channels(found, gone):
     """Return a clone in which layers multiply the units to remove by 0."""
     clone = found.graph.clone()
     for layer in found.layers.values():
@@ -44,14 +44,14 @@ def with_zeros(found, gone):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_remove_units_matches_zeroed_channels(name, made):
+def test_remove_units_matches_zeroed_channels(name, compile_model):
     """Coupled channels and heads are found, and removing them equals setting them to zero."""
-    module, inputs = made(name)
-    found, sizes = found_in(module, [inputs[0]])
+    module, inputs = compile_model(name)
+    found, sizes = find_dependencies(module, [inputs[0]])
     every = find_groups(found)
     assert {tuple(n.origin.scope for n in g.producers): len(g.units) for g in every} == EXPECTED[name]
     gone = frozenset(u for group in every for u in group.units[1::2])
-    wanted = with_zeros(found, gone)
+    wanted = zero_channels(found, gone)
     before = sum(v.data.numel() for v in found.graph.constants.values())
     assert not remove_units(found, gone, sizes)
     verify(found.graph)
@@ -61,10 +61,10 @@ def test_remove_units_matches_zeroed_channels(name, made):
         torch.testing.assert_close(actual, expected)
 
 
-def test_find_fixed_reason_names_fixed_value(made):
+def test_find_fixed_reason_names_fixed_value(compile_model):
     """The reason names the value that fixes a layer."""
-    module, inputs = made("Encoder")
-    found, _ = found_in(module, [inputs[0]])
+    module, inputs = compile_model("Encoder")
+    found, _ = find_dependencies(module, [inputs[0]])
     reasons = {node.origin.scope: find_fixed_reason(found, node) for node in found.layers}
     assert "reads %x, which cannot change" in reasons["attention"]  # the last of its layers projects into the residual
     assert "reads %add, which cannot change" in reasons["narrow"]

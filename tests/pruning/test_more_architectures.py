@@ -48,7 +48,7 @@ class Logits(nn.Module):
         return self.model(input_ids=input_ids, use_cache=False).logits
 
 
-def llama(attention):
+def build_llama(attention):
     config = LlamaConfig(
         vocab_size=50,
         hidden_size=64,
@@ -61,7 +61,7 @@ def llama(attention):
     return Logits(LlamaForCausalLM(config))
 
 
-def gpt2():
+def build_gpt2():
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     return Logits(GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=64, n_layer=1, n_head=4, n_positions=32, **ends)))
 
@@ -84,16 +84,16 @@ MODELS = {
         0.6,
         dict.fromkeys(("stage3.0.branch1.0", "stage4.0.branch1.0"), "divided differently"),
     ),
-    "llama": (lambda: llama("sdpa"), TOKENS, 0.6, {"model.lm_head": RETURNED}),
-    "llama with a softmax of its own": (lambda: llama("eager"), TOKENS, 0.6, {"model.lm_head": RETURNED}),
-    "gpt2": (gpt2, TOKENS, 1, {"model.lm_head": r"embedding.* selects from dim 0 of its operand .* by data"}),
+    "llama": (lambda: build_llama("sdpa"), TOKENS, 0.6, {"model.lm_head": RETURNED}),
+    "llama with a softmax of its own": (lambda: build_llama("eager"), TOKENS, 0.6, {"model.lm_head": RETURNED}),
+    "gpt2": (build_gpt2, TOKENS, 1, {"model.lm_head": r"embedding.* selects from dim 0 of its operand .* by data"}),
     "lstm": (Recurrent, SEQUENCES, 1, {"wide": "lstm.* combines elements along", "head": RETURNED}),
 }
 """By name: the model, the shape of a sample and the number of tokens, where it is of these, which share of MACs stays
 at most, and which layers stay, for what reason."""
 
 
-def drawn(shape, tokens):
+def draw_inputs(shape, tokens):
     sizes = [(2, *shape), (3, *shape)]
     return [torch.randn(s) if tokens is None else torch.randint(0, tokens, s) for s in sizes]
 
@@ -103,7 +103,7 @@ def test_clika_prune_architecture_reports_unpruned_layers(name, tmp_path):
     """Further architectures are pruned and exported, and each unpruned layer has its reason."""
     torch.manual_seed(0)
     build, sample, most, reasons = MODELS[name]
-    data = drawn(*sample)
+    data = draw_inputs(*sample)
     module = clika_compile(build().eval(), calibration_inputs=data)
     found = module.clika_prune(PruningSettings("structured", None, 0.5), calibration_inputs=data)
     stays = {layer.scope: layer.decision for layer in found.layers if layer.before == layer.after}

@@ -4,10 +4,10 @@ import re
 
 import pytest
 import torch
+from loaded_copies import load_copy
 from torch import nn
 
 from clika_ref import (
-    ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     LayerPruningSettings,
     ModelError,
@@ -24,9 +24,9 @@ from clika_ref.pruning.unit_selection import choose_removal
 HALF = PruningSettings("structured", None, 0.5)
 
 
-def test_clika_prune_half_then_train_save_export_quantize(made, tmp_path):
+def test_clika_prune_half_then_train_save_export_quantize(compile_model, tmp_path):
     """A module with half of its channels trains, saves, exports and quantizes; pruning later raises an error."""
-    module, inputs = made("Residual")
+    module, inputs = compile_model("Residual")
     before = module.clika_export(tmp_path / "before.onnx").facts["bytes"]
     found = module.clika_prune(HALF, calibration_inputs=inputs)
     assert module.inner.weight.shape == (6, 4, 3, 3)
@@ -37,8 +37,7 @@ def test_clika_prune_half_then_train_save_export_quantize(made, tmp_path):
     module.train()
     module(inputs[0]).square().sum().backward()
     optimizer.step()
-    again = ClikaModule()
-    again.load_state_dict(module.state_dict())
+    again = load_copy(module)
     torch.testing.assert_close(again.eval()(inputs[1]), module.eval()(inputs[1]))
     assert module.clika_export(tmp_path / "after.onnx").facts["bytes"] < before
     target = DeploymentSettings_ONNXRuntime_ONNX()
@@ -48,11 +47,11 @@ def test_clika_prune_half_then_train_save_export_quantize(made, tmp_path):
         module.clika_prune(HALF, calibration_inputs=inputs)
 
 
-def test_clika_compile_prunes_and_quantizes_warns_without_data(made, tmp_path):
+def test_clika_compile_prunes_and_quantizes_warns_without_data(compile_model, tmp_path):
     """Compiling prunes and quantizes at once, and warns if calibration data is missing."""
     torch.manual_seed(0)
     data = [torch.randn(8, 3, 8, 8)]
-    module, _ = made(
+    module, _ = compile_model(
         "Residual",
         calibration_inputs=data,
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
@@ -63,15 +62,15 @@ def test_clika_compile_prunes_and_quantizes_warns_without_data(made, tmp_path):
     assert module.inner.weight.shape == (6, 4, 3, 3)
     (log,) = tmp_path.glob("*.log")
     assert "Global Pruning Settings" in log.read_text()
-    other, _ = made("Residual", pruning_settings=HALF, logs_dir=tmp_path / "other")
+    other, _ = compile_model("Residual", pruning_settings=HALF, logs_dir=tmp_path / "other")
     (log,) = (tmp_path / "other").glob("*.log")
     assert "Pruning uses a tracing input to estimate its effect" in log.read_text()
     assert other.inner.weight.shape == (6, 4, 3, 3)
 
 
-def test_clika_prune_threshold_removes_unused_channels(made):
+def test_clika_prune_threshold_removes_unused_channels(compile_model):
     """A threshold removes channels without an effect, up to a multiple of 8."""
-    module, inputs = made("Residual")
+    module, inputs = compile_model("Residual")
     with torch.no_grad():
         module.outer.weight[:, :5] = 0.0
     wanted = module(inputs[0])
@@ -91,9 +90,9 @@ def test_clika_prune_threshold_removes_unused_channels(made):
         ("stem", LayerPruningSettings(mask_type="1:1", sparsity=0.5), None),
     ],
 )
-def test_clika_prune_invalid_layer_key_raises(made, key, settings, message):
+def test_clika_prune_invalid_layer_key_raises(compile_model, key, settings, message):
     """A key of a layer that cannot be pruned raises an error; a mask type for one layer works."""
-    module, inputs = made("Residual")
+    module, inputs = compile_model("Residual")
     if message is None:
         module.clika_prune(HALF, layer_pruning_settings={key: settings}, calibration_inputs=inputs)
         assert module.stem.weight.shape[0] == 8
@@ -103,9 +102,9 @@ def test_clika_prune_invalid_layer_key_raises(made, key, settings, message):
         module.clika_prune(HALF, layer_pruning_settings={key: settings}, calibration_inputs=inputs)
 
 
-def test_clika_prune_coupled_layer_with_skip_raises(made):
+def test_clika_prune_coupled_layer_with_skip_raises(compile_model):
     """A layer that is coupled to a skipped one raises an error that names it."""
-    module, inputs = made("Residual")
+    module, inputs = compile_model("Residual")
     layers = {"outer": LayerPruningSettings(sparsity=0.5), "stem": LayerPruningSettings(skip_pruning=True)}
     with pytest.raises(
         ModelError, match="'outer': its output is pruned together with that of 'conv2d' in stem, which has skip_pru"
@@ -113,9 +112,9 @@ def test_clika_prune_coupled_layer_with_skip_raises(made):
         module.clika_prune(HALF, layer_pruning_settings=layers, calibration_inputs=inputs)
 
 
-def test_clika_prune_skipped_layer_loses_input_channels(made):
+def test_clika_prune_skipped_layer_loses_input_channels(compile_model):
     """A skipped layer keeps its output channels and loses input channels."""
-    module, inputs = made("Residual")
+    module, inputs = compile_model("Residual")
     weight = module.outer.weight.detach().clone()
     layers = {"outer": LayerPruningSettings(skip_pruning=True)}
     found = module.clika_prune(HALF, layer_pruning_settings=layers, calibration_inputs=inputs)
@@ -148,11 +147,11 @@ def test_pruning_report_sums_groups_of_one_layer():
     assert wide.bytes_saved == 6 * 3 * 4
 
 
-def test_clika_prune_traces_smallest_valid_batch(made, monkeypatch):
+def test_clika_prune_traces_smallest_valid_batch(compile_model, monkeypatch):
     """Dependencies are traced with the smallest batch that the guards allow."""
     seen = []
 
-    def noted(graph, sizes):
+    def record_sizes(graph, sizes):
         seen.append(sizes)
         return dependencies(graph, sizes)
 
@@ -165,8 +164,8 @@ def test_clika_prune_traces_smallest_valid_batch(made, monkeypatch):
             return self.head(self.wide(x)) if x.shape[0] > 4 else x
 
     dependencies = stages.build_dependency_graph
-    monkeypatch.setattr(stages, "build_dependency_graph", noted)
-    module, _ = made("Residual")
+    monkeypatch.setattr(stages, "build_dependency_graph", record_sizes)
+    module, _ = compile_model("Residual")
     module.clika_prune(HALF, calibration_inputs=[torch.randn(40, 3, 8, 8)])
     module = clika_compile(Guarded().eval(), tracing_inputs=[torch.randn(n, 4) for n in (6, 7)])
     module.clika_prune(HALF, calibration_inputs=[torch.randn(40, 4)])
@@ -185,9 +184,9 @@ def test_choose_removal_keeps_multiple_of_eight(places, fixed, count, kept):
     assert count - len(choose_removal(group, PruningChoice("structured", 0.0, None), harmless).units) == kept
 
 
-def test_clika_prune_keeps_channels_last_layout(made):
+def test_clika_prune_keeps_channels_last_layout(compile_model):
     """Weights in channels_last keep their memory format."""
-    module, inputs = made("Residual")
+    module, inputs = compile_model("Residual")
     module.to(memory_format=torch.channels_last)
     module.clika_prune(HALF, calibration_inputs=inputs)
     assert module.outer.weight.is_contiguous(memory_format=torch.channels_last)
@@ -205,9 +204,9 @@ def test_choose_removal_too_few_channels_reports_reason():
 
 
 @pytest.mark.parametrize("settings", [HALF, PruningSettings("2:4", 1e9)])
-def test_clika_prune_in_inference_mode_trains_afterwards(made, settings):
+def test_clika_prune_in_inference_mode_trains_afterwards(compile_model, settings):
     """A module that is pruned in inference mode can be trained."""
-    module, inputs = made("Residual")
+    module, inputs = compile_model("Residual")
     with torch.inference_mode():
         module.clika_prune(settings, calibration_inputs=[torch.randn(4, 3, 8, 8)])
     module.train()(inputs[0]).sum().backward()
@@ -215,7 +214,7 @@ def test_clika_prune_in_inference_mode_trains_afterwards(made, settings):
 
 
 class Joined(nn.Module):
-    """Two branches that are joined and divided into heads each of which is a whole branch."""
+    """Two branches that are concatenated and split into heads; each head is a whole branch."""
 
     def __init__(self):
         super().__init__()

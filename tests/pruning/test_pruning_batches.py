@@ -15,7 +15,7 @@ from clika_ref.quantization.calibration.calibrator import take_batches
 
 
 class TwoKinds(nn.Module):
-    """Half of the channels serve samples of one kind, the other half those of the other."""
+    """Half of the channels serve one type of samples, the other half the other type."""
 
     def __init__(self):
         super().__init__()
@@ -29,8 +29,8 @@ class TwoKinds(nn.Module):
         return self.head(self.wide(x).relu())
 
 
-def single_samples(*, both):
-    """Batches of one sample, of the first kind, and behind them of the other."""
+def make_single_samples(*, both):
+    """Return batches of one sample: first one type, then the other."""
     one = [torch.tensor([[1 + 0.1 * i, 0.0]]) for i in range(8)]
     return one + [x.flip(1) for x in one] if both else one
 
@@ -43,7 +43,7 @@ def test_clika_prune_keeps_channels_of_later_batches(settings):
     """Channels that only a later batch needs stay."""
     torch.manual_seed(0)
     module = clika_compile(TwoKinds().eval(), tracing_inputs=TRACED)
-    data = single_samples(both=True)
+    data = make_single_samples(both=True)
     before = module(torch.cat(data)).detach()
     found = module.clika_prune(settings, calibration_inputs=data)
     share = float((module(torch.cat(data)).detach() - before).square().sum() / before.square().sum())
@@ -57,7 +57,7 @@ def test_clika_compile_prunes_and_calibrates_with_iterator(tmp_path):
     module = clika_compile(
         TwoKinds().eval(),
         tracing_inputs=TRACED,
-        calibration_inputs=(x for x in single_samples(both=True)),
+        calibration_inputs=(x for x in make_single_samples(both=True)),
         quantization_settings=QuantizationSettings(),
         pruning_settings=PruningSettings("structured"),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),

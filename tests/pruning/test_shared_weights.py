@@ -9,7 +9,7 @@ from clika_ref import LayerPruningSettings, ModelError, PruningSettings, clika_c
 
 
 class Twice(nn.Module):
-    """A layer that is used twice, of whose first use the outputs miss more than of its second."""
+    """A layer that is used twice; its first use is more important for the outputs."""
 
     def __init__(self, width=16):
         super().__init__()
@@ -43,7 +43,7 @@ class BothWays(nn.Module):
         return F.conv_transpose2d(F.conv2d(x, self.weight).relu(), self.weight)
 
 
-def compiled(model, data):
+def compile_model(model, data):
     torch.manual_seed(0)
     return clika_compile(model().eval(), calibration_inputs=data)
 
@@ -52,7 +52,7 @@ def test_clika_prune_shared_weight_gets_one_mask():
     """A weight that is used twice gets one mask, based on both uses."""
     torch.manual_seed(0)
     data = [torch.randn(32, 8), torch.randn(16, 8)]
-    module = compiled(Twice, data)
+    module = compile_model(Twice, data)
     before = module(data[0]).detach()
     others = {name: LayerPruningSettings(skip_pruning=True) for name in ("first", "last")}
     found = module.clika_prune(PruningSettings("1:1", 0.02), layer_pruning_settings=others, calibration_inputs=data)
@@ -68,7 +68,7 @@ def test_clika_prune_shared_weight_gets_one_mask():
 def test_clika_prune_tied_embedding_not_masked():
     """An embedding that is tied to a layer is not masked, and naming the layer raises an error."""
     data = [torch.randint(0, 16, (4, 5)), torch.randint(0, 16, (3, 6))]
-    module = compiled(Tied, data)
+    module = compile_model(Tied, data)
     found = module.clika_prune(PruningSettings("2:4", 1e9), calibration_inputs=data)
     reasons = {layer.scope: layer.decision for layer in found.layers if not layer.is_pruned}
     assert reasons == {"head": "its weight is also read by 'embedding' in words, which a mask would change"}
@@ -84,7 +84,7 @@ def test_clika_prune_tied_embedding_not_masked():
 def test_clika_prune_shared_weight_settings_must_agree():
     """Uses of a weight with one skipped stay unmasked; contradicting mask types raise an error."""
     data = [torch.randn(32, 8), torch.randn(16, 8)]
-    module = compiled(Twice, data)
+    module = compile_model(Twice, data)
     second = [node.name for node in module.graph.nodes if node.origin.scope == "shared"][1]
     own = {second: LayerPruningSettings(skip_pruning=True)}
     found = module.clika_prune(PruningSettings("2:4", 1e9), layer_pruning_settings=own, calibration_inputs=data)
@@ -99,7 +99,7 @@ def test_clika_prune_shared_weight_settings_must_agree():
 def test_clika_prune_pattern_on_two_input_dims_skipped():
     """A weight with two different input dims gets no pattern."""
     data = [torch.randn(4, 4, 5, 5), torch.randn(3, 4, 5, 5)]
-    module = compiled(BothWays, data)
+    module = compile_model(BothWays, data)
     found = module.clika_prune(PruningSettings("2:4", 1e9), calibration_inputs=data)
     assert ["has two dims of inputs" in layer.decision for layer in found.layers] == [True, True]
 
@@ -115,7 +115,7 @@ def test_clika_prune_pattern_on_two_input_dims_skipped():
 def test_mask_pattern_indivisible_named_layer_raises(model, key, shape):
     """A named layer whose size the pattern does not divide raises an error."""
     data = [torch.randn(4, *shape), torch.randn(3, *shape)]
-    module = compiled(model, data)
+    module = compile_model(model, data)
     with pytest.raises(ModelError, match=f"'{key}': mask_type='2:4' needs a multiple of 4 inputs .* the layer has 6"):
         module.clika_prune(
             PruningSettings("1:1", 1e9),

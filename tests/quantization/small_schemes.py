@@ -8,8 +8,8 @@ from clika_ref.core.registry import load_registry
 OPERATORS = load_registry().operators
 
 
-def scheme_with(weights):
-    """Return the scheme of a target like ONNX Runtime, with integers of a kind for weights."""
+def make_scheme(weights):
+    """Return the scheme of a target like ONNX Runtime, with the given type of weights."""
     return QuantizationScheme(
         QuantizedType(),
         weights,
@@ -20,8 +20,8 @@ def scheme_with(weights):
     )
 
 
-class BesideLarge(nn.Module):
-    """A model with a second output that is far larger, and to which no layer leads."""
+class WithLargeOutput(nn.Module):
+    """A model with a second output that is far larger, and depends on no layer."""
 
     def __init__(self, inner):
         super().__init__()

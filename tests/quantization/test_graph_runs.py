@@ -10,7 +10,7 @@ from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.graph_runs import run_graph
 
 
-def graph_of(net, *inputs):
+def trace_graph(net, *inputs):
     return clika_compile(net.eval(), tracing_inputs=[inputs]).graph
 
 
@@ -19,7 +19,7 @@ def test_run_graph_convolutions_keep_channels_last():
     """Convolutions return channels_last tensors with the same values."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8)
-    graph = graph_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten()), x)
+    graph = trace_graph(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten()), x)
     seen = []
     (found,) = run_graph(graph, [x], lambda _, results: seen.append(results[0]))
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in seen[:3])
@@ -32,7 +32,7 @@ def test_run_graph_volumes_channels_last_others_unchanged():
     """Volumes are channels_last_3d; integer tensors keep their layout."""
     volume = torch.randn(1, 2, 4, 4, 4)
     seen = []
-    run_graph(graph_of(nn.ReLU(), volume), [volume], lambda _, results: seen.append(results[0]))
+    run_graph(trace_graph(nn.ReLU(), volume), [volume], lambda _, results: seen.append(results[0]))
     assert seen[0].is_contiguous(memory_format=torch.channels_last_3d)
     numbers = torch.ones(1, 2, 4, 4, dtype=torch.int64)
 
@@ -41,7 +41,7 @@ def test_run_graph_volumes_channels_last_others_unchanged():
             return x * 2
 
     seen.clear()
-    run_graph(graph_of(Doubled(), numbers), [numbers], lambda _, results: seen.append(results[0]))
+    run_graph(trace_graph(Doubled(), numbers), [numbers], lambda _, results: seen.append(results[0]))
     assert seen[0].is_contiguous()
 
 
@@ -59,7 +59,7 @@ def test_mac_counter_uses_input_sizes():
             return self.linear(x @ x.transpose(1, 2) @ x)
 
     x = torch.randn(2, 4, 6, 6)
-    graph = graph_of(Net(), x)
+    graph = trace_graph(Net(), x)
     counter = MacCounter(graph, [x])
     run_graph(graph, [x], counter)
     found = {node.op_type: [n for m, n in counter.of.items() if m.op_type == node.op_type] for node in counter.of}
@@ -72,7 +72,7 @@ def test_mac_counter_uses_input_sizes():
 def test_mac_counter_transposed_convolution():
     """A transposed convolution multiplies each input element by all weights of its channel."""
     x = torch.randn(2, 4, 6, 6)
-    graph = graph_of(nn.ConvTranspose2d(4, 8, 3, stride=2, groups=2), x)
+    graph = trace_graph(nn.ConvTranspose2d(4, 8, 3, stride=2, groups=2), x)
     counter = MacCounter(graph, [x])
     run_graph(graph, [x], counter)
     assert list(counter.of.values()) == [2 * 4 * 6 * 6 * 4 * 9]
@@ -104,7 +104,7 @@ class Named(nn.Module):
 def test_mac_counter_layers_without_int8_counted(layer, shapes, products):
     """The MACs of layers that stay in float on every target are counted."""
     inputs = tuple(torch.randn(shape) for shape in shapes)
-    graph = graph_of(layer, *inputs)
+    graph = trace_graph(layer, *inputs)
     counter = MacCounter(graph, inputs)
     run_graph(graph, inputs, counter)
     assert [n for n in counter.of.values() if n] == [products]

@@ -34,7 +34,7 @@ def graph():
     return clika_compile(Net(), tracing_inputs=[torch.ones(1, 4)]).clika_state.graph
 
 
-def scopes_skipped(graph, layers):
+def find_skipped_scopes(graph, layers):
     found = resolve_node_settings(graph, QuantizationSettings(), layers)
     return {node.origin.scope for node, choice in found.items() if choice.skipped}
 
@@ -49,9 +49,9 @@ def test_resolve_node_settings_default_without_key(graph):
 def test_resolve_node_settings_path_and_wildcard(graph):
     """A path matches all nodes below it, and a wildcard each match."""
     skip = Layer(skip_quantization=True)
-    assert scopes_skipped(graph, {"blocks.0": skip}) == {"blocks.0", "blocks.0.first", "blocks.0.second"}
-    assert scopes_skipped(graph, {"blocks.*.first": skip}) == {"blocks.0.first", "blocks.1.first"}
-    assert scopes_skipped(graph, {"blocks.?": skip}) == scopes_skipped(graph, {"blocks": skip})
+    assert find_skipped_scopes(graph, {"blocks.0": skip}) == {"blocks.0", "blocks.0.first", "blocks.0.second"}
+    assert find_skipped_scopes(graph, {"blocks.*.first": skip}) == {"blocks.0.first", "blocks.1.first"}
+    assert find_skipped_scopes(graph, {"blocks.?": skip}) == find_skipped_scopes(graph, {"blocks": skip})
 
 
 def test_resolve_node_settings_node_name(graph):
@@ -84,10 +84,10 @@ def test_resolve_node_settings_most_specific_bits_win(graph):
 
 def test_resolve_node_settings_downstream_and_until(graph):
     """Downstream skips to the outputs, and until stops before the named layers."""
-    skipped = scopes_skipped(graph, {"blocks.1": Layer(skip_quantization_downstream=True)})
+    skipped = find_skipped_scopes(graph, {"blocks.1": Layer(skip_quantization_downstream=True)})
     assert skipped == {"blocks.1", "blocks.1.first", "blocks.1.second", "head"}
     until = Layer(skip_quantization_until=["blocks.1.second"])
-    assert scopes_skipped(graph, {"blocks.1.first": until}) == {"blocks.1.first", "blocks.1"}
+    assert find_skipped_scopes(graph, {"blocks.1.first": until}) == {"blocks.1.first", "blocks.1"}
 
 
 @pytest.mark.parametrize(

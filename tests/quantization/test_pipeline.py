@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_schemes import OPERATORS, scheme_with
+from seeded_tensors import draw_batches
+from small_schemes import OPERATORS, make_scheme
 from torch import nn
 
 from clika_ref import LayerQuantizationSettings as Layer
@@ -20,7 +21,7 @@ from clika_ref.quantization.pipeline import SKIP_TAIL_REASON, QuantizationPipeli
 from clika_ref.quantization.qdq.insertion import quantize_graph
 from clika_ref.settings.compile_options import ClikaCompileOptions
 
-SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = make_scheme(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
 class Net(nn.Module):
@@ -35,9 +36,8 @@ class Net(nn.Module):
         return self.head(x), torch.sigmoid(self.side(x))
 
 
-def calibrated(net=None, *shape):
-    spread = torch.Generator().manual_seed(0)
-    data = [torch.randn(8, *(shape or (3, 8, 8)), generator=spread) for _ in range(4)]
+def calibrate(net=None, *shape):
+    data = draw_batches(4, 8, *(shape or (3, 8, 8)))
     graph = clika_compile((net or Net()).eval(), tracing_inputs=data[:1]).graph.clone()
     found = Calibration(graph)
     for x in data:
@@ -45,8 +45,8 @@ def calibrated(net=None, *shape):
     return found
 
 
-def quantized(settings=None, layers=None, scheme=SCHEME, net=None, shape=(), **options):
-    settings, calibration = settings or QuantizationSettings(), calibrated(net, *shape)
+def quantize(settings=None, layers=None, scheme=SCHEME, net=None, shape=(), **options):
+    settings, calibration = settings or QuantizationSettings(), calibrate(net, *shape)
     chosen = resolve_node_settings(calibration.graph, settings, layers or {})
     stages = QuantizationPipeline(calibration, scheme, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
     return calibration, stages.decide()
@@ -54,7 +54,7 @@ def quantized(settings=None, layers=None, scheme=SCHEME, net=None, shape=(), **o
 
 def test_pipeline_default_quantizes_all_layers():
     """All layers are quantized by default, with a quarter of the bytes."""
-    _, found = quantized()
+    _, found = quantize()
     assert [(layer.scope, layer.operator, layer.reason) for layer in found.layers] == [
         ("stem.0", "conv2d", ""),
         ("stem.2", "conv2d", ""),
@@ -69,7 +69,7 @@ def test_pipeline_default_quantizes_all_layers():
 
 def test_pipeline_threshold_zero_keeps_graph():
     """A threshold of zero keeps the graph."""
-    calibration, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=0))
+    calibration, found = quantize(QuantizationSettings(quantization_sensitivity_threshold=0))
     before = str(calibration.graph)
     quantize_graph(calibration.graph, found.plan, OPERATORS)
     assert str(calibration.graph) == before
@@ -78,14 +78,14 @@ def test_pipeline_threshold_zero_keeps_graph():
 
 def test_pipeline_threshold_keeps_sensitive_layers_float():
     """Layers above the threshold stay in float, with their sensitivity."""
-    _, whole = quantized()
+    _, whole = quantize()
     ranked = sorted(layer.sensitivity for layer in whole.layers)
     limit = math.sqrt(ranked[2] * ranked[3])
-    _, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=limit), mixed_precision="off")
+    _, found = quantize(QuantizationSettings(quantization_sensitivity_threshold=limit), mixed_precision="off")
     floats = [layer for layer in found.layers if layer.reason]
     assert sorted(layer.sensitivity for layer in floats) == ranked[3:]
     assert all(layer.reason.startswith("too sensitive: ") for layer in floats)
-    _, forced = quantized(
+    _, forced = quantize(
         QuantizationSettings(quantization_sensitivity_threshold=limit, automatic_skip_quantization=False)
     )
     assert not any(layer.reason for layer in forced.layers)
@@ -93,8 +93,8 @@ def test_pipeline_threshold_keeps_sensitive_layers_float():
 
 def test_tail_layers_precede_outputs():
     """The tail consists of the last layers before the outputs."""
-    assert [node.origin.scope for node in tail_layers(calibrated().graph)] == ["head", "side"]
-    _, found = quantized(QuantizationSettings(skip_tail_quantization=True))
+    assert [node.origin.scope for node in tail_layers(calibrate().graph)] == ["head", "side"]
+    _, found = quantize(QuantizationSettings(skip_tail_quantization=True))
     assert {layer.scope: layer.reason for layer in found.layers if layer.reason} == {
         "head": SKIP_TAIL_REASON,
         "side": SKIP_TAIL_REASON,
@@ -104,12 +104,12 @@ def test_tail_layers_precede_outputs():
 def test_pipeline_skip_tail_false_quantizes_sensitive_tail():
     """`skip_tail_quantization=False` quantizes the tail at any sensitivity, except with threshold 0."""
     strict = QuantizationSettings(quantization_sensitivity_threshold=1e-9, skip_tail_quantization=False)
-    _, found = quantized(strict)
+    _, found = quantize(strict)
     assert [layer.scope for layer in found.layers if not layer.reason] == ["head", "side"]
     strict.quantization_sensitivity_threshold = 0
-    assert all(layer.reason for layer in quantized(strict)[1].layers)
+    assert all(layer.reason for layer in quantize(strict)[1].layers)
     strict.quantization_sensitivity_threshold = 1e-9
-    calibration = calibrated()
+    calibration = calibrate()
     stages = QuantizationPipeline(
         calibration, SCHEME, resolve_node_settings(calibration.graph, strict, {}), strict, OPERATORS
     )
@@ -118,7 +118,7 @@ def test_pipeline_skip_tail_false_quantizes_sensitive_tail():
 
 def test_pipeline_skipped_layer_has_no_sensitivity():
     """The sensitivity of skipped layers is not estimated."""
-    _, found = quantized(layers={"stem": Layer(skip_quantization=True)})
+    _, found = quantize(layers={"stem": Layer(skip_quantization=True)})
     skipped = [layer for layer in found.layers if layer.reason]
     assert [(layer.scope, layer.sensitivity, layer.reason) for layer in skipped] == [
         ("stem.0", None, "skip_quantization of 'stem'"),
@@ -135,19 +135,19 @@ def test_pipeline_unsupported_bits_raise(settings):
         + r".* in stem\.0.*, but the target supports 8"
     )
     with pytest.raises(ModelError, match=message):
-        quantized(QuantizationSettings(**settings))
+        quantize(QuantizationSettings(**settings))
 
 
 def test_pipeline_reduced_range_still_counts_as_8_bits():
     """A target that uses 7 of 8 bits still has a bit width of 8."""
     scheme = replace(SCHEME, weights=replace(SCHEME.weights, bits=7))
     with pytest.raises(ModelError, match=r"the target supports 8 \(of which it uses 7 here\)"):
-        quantized(QuantizationSettings(weights_num_bits=4), scheme=scheme)
+        quantize(QuantizationSettings(weights_num_bits=4), scheme=scheme)
 
 
 def test_pipeline_several_bits_select_supported():
     """Of several bit widths, a supported one is selected."""
-    _, found = quantized(QuantizationSettings(weights_num_bits=[8, 4], automatic_skip_quantization=False))
+    _, found = quantize(QuantizationSettings(weights_num_bits=[8, 4], automatic_skip_quantization=False))
     assert {layer.bits[0] for layer in found.layers} == {8}
 
 
@@ -155,7 +155,7 @@ def test_pipeline_several_bits_select_supported():
 def test_pipeline_predictions_match_result(bits):
     """The predictions for thresholds match the quantized graph."""
     scheme = replace(SCHEME, weights=replace(SCHEME.weights, bits=bits))
-    calibration, found = quantized(QuantizationSettings(automatic_skip_quantization=False), scheme=scheme)
+    calibration, found = quantize(QuantizationSettings(automatic_skip_quantization=False), scheme=scheme)
     thresholds = [row.threshold for row in found.what_if]
     assert thresholds == sorted(thresholds)
     assert [row.layers for row in found.what_if] == [1, 2, 3, 4, 5]
@@ -194,7 +194,7 @@ def test_pipeline_recurrent_layer_stays_float_with_reason(only_weights):
     """A recurrent layer is in the report and stays in float, with the reason."""
     settings = QuantizationSettings(prefer_weights_only_quantization=only_weights)
     scheme = replace(SCHEME, weights_only=WeightOnlyScheme(frozenset({"linear"})))
-    _, found = quantized(settings, scheme=scheme, net=Tagger(), shape=(5, 8))
+    _, found = quantize(settings, scheme=scheme, net=Tagger(), shape=(5, 8))
     rows = {row.scope: row for row in found.layers}
     assert rows["read"].reason.startswith("the target computes lstm ")
     assert rows["read"].bytes_before == rows["read"].bytes_after == 4 * 4 * 16 * (8 + 16)

@@ -16,16 +16,12 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import PassReport
 from clika_ref.reporting.log import CompilationLog, format_stage_line
 
+pytestmark = pytest.mark.usefixtures("_console_output")
+
 LINE = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ")
 
 
-@pytest.fixture(autouse=True)
-def audible(monkeypatch):
-    """Tests see the console whatever the environment of the tests says."""
-    monkeypatch.delenv("CLIKA_REF_QUIET", raising=False)
-
-
-def terminal() -> tuple[Console, io.StringIO]:
+def make_terminal() -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
     return Console(file=stream, force_terminal=True, width=100, soft_wrap=True, color_system="standard"), stream
 
@@ -38,8 +34,8 @@ def wait_for(text: str, stream: io.StringIO) -> None:
         time.sleep(0.01)
 
 
-def texts(log: CompilationLog) -> list[str]:
-    """The lines of a closed log, without their times, which each line must have."""
+def read_texts(log: CompilationLog) -> list[str]:
+    """Return the lines of a closed log without their times, which each line must have."""
     lines = log.path.read_text(encoding="utf-8").splitlines()
     assert all(LINE.match(line) for line in lines), lines
     return [LINE.sub("", line) for line in lines]
@@ -113,12 +109,12 @@ def test_compilation_log_messages_to_both_details_to_file(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err == f"Created log at: {log.path}\nsaid of float32[b, 3] and [bold]\nWarning: odd\n"
-    assert texts(log) == ["detail", "said of float32[b, 3] and [bold]", "Warning: odd"]
+    assert read_texts(log) == ["detail", "said of float32[b, 3] and [bold]", "Warning: odd"]
 
 
 def test_compilation_log_warning_yellow_on_terminal():
     """A warning is yellow on a terminal."""
-    console, stream = terminal()
+    console, stream = make_terminal()
     CompilationLog(console=console).warning("odd")
     assert stream.getvalue() == "\x1b[33mWarning: odd\x1b[0m\n"
 
@@ -130,7 +126,7 @@ def test_compilation_log_quiet_variable_silences_console(tmp_path, capsys, monke
     with CompilationLog.open(tmp_path) as log:
         log.show("said")
     assert (capsys.readouterr().err == "") is quiet
-    assert texts(log) == ["said"]
+    assert read_texts(log) == ["said"]
 
 
 def test_compilation_log_console_false_silences_console(tmp_path, capsys):
@@ -146,7 +142,7 @@ def test_write_header_lists_versions_and_settings(tmp_path):
         log.write_header(
             {"Deployment Settings": {"target_framework": "ONNX Runtime", "opset": None}, "Run": {"seed": 3}}
         )
-    lines = texts(log)
+    lines = read_texts(log)
     assert re.fullmatch(r"clika-ref Version: \d+\.\d+\.\d+", lines[0])
     assert lines[1] == f"'torch' Version: {torch.__version__}"
     assert lines[2].startswith(f"Python Version: {sys.version.split()[0]} (")
@@ -173,7 +169,7 @@ def test_compilation_log_stage_timings_ordered_and_summed(tmp_path, monkeypatch)
             pass
     assert log.timings == {"export": 4.0, "emit": 4.5}
     assert list(log.timings) == ["export", "emit"]
-    assert texts(log) == [
+    assert read_texts(log) == [
         "Starting export",
         "Starting emit",
         "7 nodes",
@@ -213,7 +209,7 @@ def test_compilation_log_failure_written_once_and_raised(tmp_path, capsys):
         log.stage("capture"),
     ):
         raise ZeroDivisionError(message)
-    lines = texts(log)
+    lines = read_texts(log)
     assert lines.count("Traceback (most recent call last):") == 1
     assert lines.count("ZeroDivisionError: the fault") == 1
     assert [line.split(" after ")[0] for line in lines if " after " in line] == ["Failed capture", "Failed compile"]
@@ -227,7 +223,7 @@ def test_compilation_log_second_failure_written_too(tmp_path):
         for number in (1, 2):
             with pytest.raises(ValueError, match="fault"), log.stage("trace"):
                 raise ValueError(f"fault {number}")
-    assert [line for line in texts(log) if line.startswith("ValueError")] == [
+    assert [line for line in read_texts(log) if line.startswith("ValueError")] == [
         "ValueError: fault 1",
         "ValueError: fault 2",
     ]
@@ -237,12 +233,12 @@ def test_compilation_log_failure_between_stages_written(tmp_path):
     """A failure outside of a stage is written."""
     with pytest.raises(ValueError, match="between"), CompilationLog.open(tmp_path, console=False) as log:
         raise ValueError("between")
-    assert texts(log)[-1] == "ValueError: between"
+    assert read_texts(log)[-1] == "ValueError: between"
 
 
 def test_compilation_log_interrupt_restores_terminal(tmp_path):
     """An interrupt restores the cursor and leaves one line."""
-    console, stream = terminal()
+    console, stream = make_terminal()
     log = CompilationLog(console=console)
     with pytest.raises(KeyboardInterrupt), log.stage("capture"):
         raise KeyboardInterrupt
@@ -253,7 +249,7 @@ def test_compilation_log_interrupt_restores_terminal(tmp_path):
 
 def test_compilation_log_terminal_shows_spinner_and_one_line():
     """A terminal shows a spinner with the latest text, and one line remains."""
-    console, stream = terminal()
+    console, stream = make_terminal()
     log = CompilationLog(console=console)
     with log.stage("capture") as stage:
         stage.update("layer 3 of 12")
@@ -271,7 +267,7 @@ def test_compilation_log_terminal_shows_spinner_and_one_line():
 
 def test_compilation_log_print_in_stage_reaches_stdout(capsys):
     """`print` inside a stage reaches a stdout that is no terminal."""
-    console, stream = terminal()
+    console, stream = make_terminal()
     with CompilationLog(console=console).stage("capture"):
         print("from forward")  # noqa: T201 - as a user's forward does
     assert capsys.readouterr().out == "from forward\n"
@@ -305,7 +301,7 @@ def test_compilation_log_removals_per_pass_in_file(tmp_path, capsys):
     with CompilationLog.open(tmp_path) as log:
         log.report_removals(reports)
         log.report_removals(reports[3:])
-    assert texts(log) == [
+    assert read_texts(log) == [
         "Removed 1072 unnecessary nodes (remove-dead-nodes)",
         "Removed 37 Dropout layers (remove-dropout)",
         "Removed 1 unnecessary nodes (remove-dead-nodes)",
@@ -334,7 +330,7 @@ def test_compilation_log_unencodable_name_escaped(tmp_path):
     """A name that cannot be encoded is escaped."""
     with CompilationLog.open(tmp_path, console=False) as log:
         log.detail("layer \ud800")
-    assert texts(log) == ["layer \\ud800"]
+    assert read_texts(log) == ["layer \\ud800"]
 
 
 def test_compilation_log_detail_buffered(tmp_path, monkeypatch):
@@ -352,7 +348,7 @@ def test_compilation_log_detail_buffered(tmp_path, monkeypatch):
 
 def test_compilation_log_live_thread_ends_with_stage():
     """The refresh thread ends with the last stage."""
-    console, _ = terminal()
+    console, _ = make_terminal()
     log = CompilationLog(console=console)
     before = set(threading.enumerate())
     with log.stage("capture"):

@@ -18,7 +18,7 @@ X = [torch.zeros(1, 4), torch.zeros(2, 4)]
 
 @pytest.fixture
 def records(caplog, monkeypatch):
-    """Compile a small model; return what logging got, at all levels."""
+    """Compile a small model; return the log records of all levels."""
     monkeypatch.setenv("CLIKA_REF_QUIET", "1")
     with caplog.at_level(logging.DEBUG, logger="clika_ref"):
         clika_compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval(), tracing_inputs=X)

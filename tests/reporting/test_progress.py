@@ -10,10 +10,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.reporting import progress
 from clika_ref.reporting.progress import SimpleProgressBar
 
-
-@pytest.fixture(autouse=True)
-def audible(monkeypatch):
-    monkeypatch.delenv("CLIKA_REF_QUIET", raising=False)
+pytestmark = pytest.mark.usefixtures("_console_output")
 
 
 @pytest.fixture

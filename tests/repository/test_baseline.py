@@ -25,90 +25,92 @@ def record_one():
 
 
 @pytest.fixture(scope="module")
-def recorded():
+def recorded_network():
     return record_one()
 
 
 @pytest.fixture
-def changed(recorded):
-    return copy.deepcopy(recorded)
+def changed_record(recorded_network):
+    return copy.deepcopy(recorded_network)
 
 
-def report(before, after):
+def show_report(before, after):
     return "\n".join(show_differences(compare_records(before, after)))
 
 
-def test_record_network_twice_gives_equal_records(recorded):
+def test_record_network_twice_gives_equal_records(recorded_network):
     """Two records of the same network are equal."""
     again = record_one()
-    assert "model.onnx" in recorded["parts"][PART]["variants"]["float"]["onnxruntime"]["files"]
-    assert compare_records(recorded, again) == []
+    assert "model.onnx" in recorded_network["parts"][PART]["variants"]["float"]["onnxruntime"]["files"]
+    assert compare_records(recorded_network, again) == []
 
 
-def test_compare_records_other_file_or_graph_reported(recorded, changed):
+def test_compare_records_other_file_or_graph_reported(recorded_network, changed_record):
     """A changed file is reported, with a changed or an equal graph."""
-    files = changed["parts"][PART]["variants"]["float"]["onnxruntime"]["files"]
+    files = changed_record["parts"][PART]["variants"]["float"]["onnxruntime"]["files"]
     digest, graph = files["model.onnx"].split()
     files["model.onnx"] = f"{digest[::-1]} {graph}"
-    assert "model.onnx: bytes differ, graph is equal\n      in shared-layer/float/onnxruntime" in report(
-        recorded, changed
+    assert "model.onnx: bytes differ, graph is equal\n      in shared-layer/float/onnxruntime" in show_report(
+        recorded_network, changed_record
     )
     files["model.onnx"] = f"{digest[::-1]} {graph[::-1]}"
-    assert "model.onnx: graph differs" in report(recorded, changed)
+    assert "model.onnx: graph differs" in show_report(recorded_network, changed_record)
     del files["model.onnx"]
-    assert "networks, removed: 1\n  files / model.onnx" in report(recorded, changed)
+    assert "networks, removed: 1\n  files / model.onnx" in show_report(recorded_network, changed_record)
 
 
-def test_compare_records_other_state_dict_reported(recorded, changed):
+def test_compare_records_other_state_dict_reported(recorded_network, changed_record):
     """A changed, added or removed state dict entry is reported."""
-    tensors = changed["parts"][PART]["tensors"]
+    tensors = changed_record["parts"][PART]["tensors"]
     index = tensors.index("head.weight: float32[4, 16]")
     tensors[index] = "head.weight: float32[4, 8]"
-    assert "state_dict / head.weight: float32[4, 16] -> float32[4, 8]" in report(recorded, changed)
+    assert "state_dict / head.weight: float32[4, 16] -> float32[4, 8]" in show_report(recorded_network, changed_record)
     tensors[index] = "last.weight: float32[4, 16]"
-    found = report(recorded, changed)
+    found = show_report(recorded_network, changed_record)
     assert "networks, added: 1\n  state_dict / last.weight" in found
     assert "networks, removed: 1\n  state_dict / head.weight" in found
 
 
-def test_compare_records_failing_variant_reported(recorded, changed):
+def test_compare_records_failing_variant_reported(recorded_network, changed_record):
     """A variant that fails is reported with its error."""
-    changed["parts"][PART]["variants"]["float"]["onnxruntime"] = {"error": "ModelError: no"}
-    assert "error: ModelError: no" in report(recorded, changed)
+    changed_record["parts"][PART]["variants"]["float"]["onnxruntime"] = {"error": "ModelError: no"}
+    assert "error: ModelError: no" in show_report(recorded_network, changed_record)
 
 
-def test_compare_records_missing_part_reported(recorded, changed):
+def test_compare_records_missing_part_reported(recorded_network, changed_record):
     """A missing part is reported."""
-    del changed["parts"][PART]
-    assert f"networks, removed: 1\n  not in the other record\n      in {PART}" in report(recorded, changed)
+    del changed_record["parts"][PART]
+    assert f"networks, removed: 1\n  not in the other record\n      in {PART}" in show_report(
+        recorded_network, changed_record
+    )
 
 
-def test_compare_records_renamed_signature_equal_with_map(recorded, changed):
+def test_compare_records_renamed_signature_equal_with_map(recorded_network, changed_record):
     """A renamed signature is equal if the map of renames has it."""
-    changed["parts"]["signatures"]["top level"] = {"first": "(x)", "g": "(y)"}
-    found = report(recorded, changed)
+    changed_record["parts"]["signatures"]["top level"] = {"first": "(x)", "g": "(y)"}
+    found = show_report(recorded_network, changed_record)
     assert "signatures, added: 1\n  first: (x)" in found
     assert "signatures, removed: 1\n  f: (x)" in found
-    assert compare_records(rename(recorded, {"f": "first"}), changed) == []
+    assert compare_records(rename(recorded_network, {"f": "first"}), changed_record) == []
 
 
-def test_environment_warnings_other_version(recorded, changed):
+def test_environment_warnings_other_version(recorded_network, changed_record):
     """Another version in the environment gives a warning."""
-    assert environment_warnings(recorded, changed) == []
-    changed["header"] |= {"torch": "2.14", "commit": "1" * 40}
-    assert environment_warnings(recorded, changed) == ["torch: recorded with 2.13, now 2.14"]
+    assert environment_warnings(recorded_network, changed_record) == []
+    changed_record["header"] |= {"torch": "2.14", "commit": "1" * 40}
+    assert environment_warnings(recorded_network, changed_record) == ["torch: recorded with 2.13, now 2.14"]
 
 
-def test_compare_command_differences_exit_1(recorded, changed, tmp_path):
+def test_compare_command_differences_exit_1(recorded_network, changed_record, tmp_path):
     """The command exits with 1 if the records differ."""
     before, after = tmp_path / "before.json", tmp_path / "after.json"
-    write_record(recorded, before)
-    write_record(changed, after)
-    assert read_record(before) == json.loads(json.dumps(recorded))
+    write_record(recorded_network, before)
+    write_record(changed_record, after)
+    assert read_record(before) == json.loads(json.dumps(recorded_network))
     done = CliRunner().invoke(app, ["compare", str(before), str(after)])
     assert (done.exit_code, done.output) == (0, "0 differences in 2 parts from 000000000000\n")
-    changed["parts"]["signatures"]["top level"]["g"] = "(y, z)"
-    write_record(changed, after)
+    changed_record["parts"]["signatures"]["top level"]["g"] = "(y, z)"
+    write_record(changed_record, after)
     done = CliRunner().invoke(app, ["compare", str(before), str(after)])
     assert done.exit_code == 1
     assert "signatures, changed: 1\n  g: (y) -> (y, z)" in done.output

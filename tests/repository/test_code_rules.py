@@ -29,21 +29,21 @@ WRITTEN_BY_FX = {("clika_ref/core/fx_execution.py", "exec")}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def lines_of(function: Function) -> int:
-    """Lines from ``def`` to the end, without the docstring and the decorators."""
+def count_lines(function: Function) -> int:
+    """Return the number of lines from ``def`` to the end, without the docstring and the decorators."""
     first = function.body[0]
     documented = ast.get_docstring(function, clean=False) is not None
     docstring = first.end_lineno - first.lineno + 1 if documented else 0
     return function.end_lineno - function.lineno + 1 - docstring
 
 
-def functions(tree: ast.AST) -> Iterator[Function]:
-    """Every function of a module, methods and nested ones included."""
+def find_functions(tree: ast.AST) -> Iterator[Function]:
+    """Yield every function of a module, including methods and nested functions."""
     return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
-def imported(node: ast.AST) -> list[str]:
-    """The modules that one import statement names; a relative import starts with a dot."""
+def imported_modules(node: ast.AST) -> list[str]:
+    """Return the modules that one import statement names; a relative import starts with a dot."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -51,17 +51,17 @@ def imported(node: ast.AST) -> list[str]:
     return []
 
 
-def dotted(node: ast.AST) -> str:
-    """``a.b.c`` for the expression ``a.b.c``; empty for any other kind."""
+def dotted_name(node: ast.AST) -> str:
+    """Return ``a.b.c`` for the expression ``a.b.c``; empty for any other expression."""
     if isinstance(node, ast.Name):
         return node.id
-    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
+    if isinstance(node, ast.Attribute) and (owner := dotted_name(node.value)):
         return f"{owner}.{node.attr}"
     return ""
 
 
-def bound(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """The names that a module binds at its top level by definition or from-import, and their lines."""
+def find_bound_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield the names that a module binds at its top level by definition or from-import, and their lines."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name, node.lineno
@@ -72,17 +72,17 @@ def bound(tree: ast.Module) -> Iterator[tuple[str, int]]:
 # Each rule takes a file's path from the root and its source, and yields one message for each breach.
 
 
-def long_file(path: str, source: str) -> Iterator[str]:
-    """A file holds at most FILE_LINES lines."""
+def find_long_file(path: str, source: str) -> Iterator[str]:
+    """Yield a message for a file with more than FILE_LINES lines."""
     lines = len(source.splitlines())
     if lines > FILE_LINES:
         yield f"{path}: {lines} lines, {lines - FILE_LINES} over the limit of {FILE_LINES}; cut it at its natural axis"
 
 
-def long_function(path: str, source: str) -> Iterator[str]:
-    """A function holds at most FUNCTION_LINES lines without its docstring."""
-    for function in functions(ast.parse(source, path)):
-        lines = lines_of(function)
+def find_long_functions(path: str, source: str) -> Iterator[str]:
+    """Yield a message for each function with more than FUNCTION_LINES lines without its docstring."""
+    for function in find_functions(ast.parse(source, path)):
+        lines = count_lines(function)
         if lines > FUNCTION_LINES:
             yield (
                 f"{path}:{function.lineno}: {function.name} has {lines} lines without its docstring, "
@@ -94,13 +94,13 @@ LATE = {("clika_ref/api.py", "clika_ref.pipeline")}
 """Allowed imports inside functions: the pipeline imports torch.export and sympy, which takes a second."""
 
 
-def hidden_import(path: str, source: str) -> Iterator[str]:
-    """The project is imported at the top of a file: inside a function an import hides a cycle or a misplaced fact."""
+def find_hidden_imports(path: str, source: str) -> Iterator[str]:
+    """Yield a message for each import of the project inside a function, which hides a cycle or a misplaced fact."""
     breaches = {
         (node.lineno, name)
-        for function in functions(ast.parse(source, path))
+        for function in find_functions(ast.parse(source, path))
         for node in ast.walk(function)
-        for name in imported(node)
+        for name in imported_modules(node)
         if name.startswith((".", "clika_ref")) and (path, name) not in LATE
     }
     yield from (
@@ -108,8 +108,8 @@ def hidden_import(path: str, source: str) -> Iterator[str]:
     )
 
 
-def vague_name(path: str, source: str) -> Iterator[str]:
-    """No module or folder is called utils, helpers, manager, base or common, nor a form of these."""
+def find_vague_names(path: str, source: str) -> Iterator[str]:
+    """Yield a message for a module or folder called utils, helpers, manager, base or common, or similarly."""
     del source
     yield from (
         f"{path}: {part} says nothing of what is inside; name it after that"
@@ -118,41 +118,49 @@ def vague_name(path: str, source: str) -> Iterator[str]:
     )
 
 
-def executing_read(path: str, source: str) -> Iterator[str]:
-    """Nothing read is executed: safetensors and JSON instead of pickle, an allow-list instead of eval and sympify."""
+def find_executing_reads(path: str, source: str) -> Iterator[str]:
+    """Yield a message for each call that executes read data: use safetensors, JSON and an allow-list instead."""
     for node in ast.walk(ast.parse(source, path)):
-        for name in imported(node):
+        for name in imported_modules(node):
             if name.split(".")[0] in EXECUTING_MODULES:
                 yield f"{path}:{node.lineno}: imports {name}, which runs code while it reads"
-        if not isinstance(node, ast.Call) or (path, dotted(node.func)) in WRITTEN_BY_FX:
+        if not isinstance(node, ast.Call) or (path, dotted_name(node.func)) in WRITTEN_BY_FX:
             continue
-        if dotted(node.func) in EXECUTING_BUILTINS | EXECUTING_CALLS:
-            yield f"{path}:{node.lineno}: calls {dotted(node.func)}, which runs what it reads"
+        if dotted_name(node.func) in EXECUTING_BUILTINS | EXECUTING_CALLS:
+            yield f"{path}:{node.lineno}: calls {dotted_name(node.func)}, which runs what it reads"
 
 
-def heavy_core(path: str, source: str) -> Iterator[str]:
-    """The core imports itself, the standard library, torch, sympy and pluggy only."""
+def find_heavy_core_imports(path: str, source: str) -> Iterator[str]:
+    """Yield a message for each import of the core beyond itself, the standard library, torch, sympy and pluggy."""
     if not path.startswith(f"{CORE}/"):
         return
     for node in ast.walk(ast.parse(source, path)):
-        for name in imported(node):
+        for name in imported_modules(node):
             top = name.split(".")[0]
             inside = name.startswith(("clika_ref.core", ".")) and not name.startswith("..")
             if not inside and top not in CORE_IMPORTS and top not in sys.stdlib_module_names:
                 yield f"{path}:{node.lineno}: imports {name}; besides itself it has {', '.join(sorted(CORE_IMPORTS))}"
 
 
-def shadowed_module(path: str, source: str) -> Iterator[str]:
-    """No core module bears the name of a public object: ``from clika_ref.core import x`` means one thing."""
+def find_shadowed_modules(path: str, source: str) -> Iterator[str]:
+    """Yield a message for a core module with the name of a public object, which makes imports ambiguous."""
     if not path.startswith(f"{CORE}/"):
         return
     module = Path(path).parent.name if path.endswith("__init__.py") else Path(path).stem
-    for name, line in bound(ast.parse(source, path)):
+    for name, line in find_bound_names(ast.parse(source, path)):
         if name == module:
             yield f"{path}:{line}: {name} is also the name of its module; rename one of the two"
 
 
-RULES = [long_file, long_function, hidden_import, vague_name, executing_read, heavy_core, shadowed_module]
+RULES = [
+    find_long_file,
+    find_long_functions,
+    find_hidden_imports,
+    find_vague_names,
+    find_executing_reads,
+    find_heavy_core_imports,
+    find_shadowed_modules,
+]
 
 
 LAYOUT = {
@@ -160,7 +168,7 @@ LAYOUT = {
 }
 
 
-def code_lines(source: str) -> int:
+def count_code_lines(source: str) -> int:
     """Count lines of code, without blank lines, comments and docstrings."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -172,9 +180,9 @@ def code_lines(source: str) -> int:
     return len(lines)
 
 
-def over_budget(sources: dict[str, str]) -> Iterator[str]:
-    """The core holds at most CORE_LINES lines of code in all."""
-    lines = {path: code_lines(source) for path, source in sources.items() if path.startswith(f"{CORE}/")}
+def find_budget_excess(sources: dict[str, str]) -> Iterator[str]:
+    """Yield a message if the core has more than CORE_LINES lines of code."""
+    lines = {path: count_code_lines(source) for path, source in sources.items() if path.startswith(f"{CORE}/")}
     total = sum(lines.values())
     if total > CORE_LINES:
         shares = ", ".join(f"{path} {count}" for path, count in sorted(lines.items(), key=lambda item: -item[1]))
@@ -206,14 +214,14 @@ def test_repository_keeps_rule(rule: Callable[[str, str], Iterator[str]], source
 
 def test_core_within_line_budget(sources):
     """The core keeps its line budget."""
-    breaches = list(over_budget(sources))
+    breaches = list(find_budget_excess(sources))
     assert not breaches, breaches[0]
 
 
 # The rules themselves: each finds its breach, says where and how much, and lets the nearest lawful neighbour pass.
 
 
-def function_of(lines: int, docstring: int = 0) -> str:
+def make_function_source(lines: int, docstring: int = 0) -> str:
     """The source of a function of so many lines, plus a docstring of so many."""
     text = ['    """Say.', *["    more"] * (docstring - 2), '    """'] if docstring else []
     return "\n".join(["@decorated", "def f():", *text, *["    x = 1"] * (lines - 1)])
@@ -222,57 +230,81 @@ def function_of(lines: int, docstring: int = 0) -> str:
 CORE_FILE = f"{CORE}/ir.py"
 
 BREACHES = [
-    (long_file, CORE_FILE, "x = 1\n" * 601, f"{CORE_FILE}: 601 lines, 1 over the limit of 600"),
-    (long_function, CORE_FILE, function_of(61), f"{CORE_FILE}:2: f has 61 lines"),
-    (long_function, CORE_FILE, function_of(62, docstring=9), f"{CORE_FILE}:2: f has 62 lines"),
-    (long_function, CORE_FILE, function_of(61).replace("def", "async def"), f"{CORE_FILE}:2: f has 61 lines"),
-    (hidden_import, CORE_FILE, "def f():\n    from clika_ref.core import ir", f"{CORE_FILE}:2: imports clika_ref.core"),
-    (hidden_import, CORE_FILE, "def f():\n    if x:\n        import clika_ref_aten", "ir.py:3: imports clika_ref_aten"),
+    (find_long_file, CORE_FILE, "x = 1\n" * 601, f"{CORE_FILE}: 601 lines, 1 over the limit of 600"),
+    (find_long_functions, CORE_FILE, make_function_source(61), f"{CORE_FILE}:2: f has 61 lines"),
+    (find_long_functions, CORE_FILE, make_function_source(62, docstring=9), f"{CORE_FILE}:2: f has 62 lines"),
     (
-        hidden_import,
+        find_long_functions,
+        CORE_FILE,
+        make_function_source(61).replace("def", "async def"),
+        f"{CORE_FILE}:2: f has 61 lines",
+    ),
+    (
+        find_hidden_imports,
+        CORE_FILE,
+        "def f():\n    from clika_ref.core import ir",
+        f"{CORE_FILE}:2: imports clika_ref.core",
+    ),
+    (
+        find_hidden_imports,
+        CORE_FILE,
+        "def f():\n    if x:\n        import clika_ref_aten",
+        "ir.py:3: imports clika_ref_aten",
+    ),
+    (
+        find_hidden_imports,
         "clika_ref/pipeline.py",
         "def f():\n    import clika_ref.pipeline",
         "clika_ref/pipeline.py:2: imports clika_ref.pipeline",
     ),
-    (hidden_import, CORE_FILE, "class A:\n    def f(self):\n        from . import ir", "ir.py:3: imports ."),
-    (vague_name, "clika_ref/capture/utils.py", "", "utils says nothing"),
-    (vague_name, "clika_ref/_common/names.py", "", "_common says nothing"),
-    (executing_read, CORE_FILE, "import pickle", f"{CORE_FILE}:1: imports pickle"),
-    (executing_read, CORE_FILE, "from joblib.numpy_pickle import load", "imports joblib.numpy_pickle"),
-    (executing_read, CORE_FILE, "x = 1\neval('x')", f"{CORE_FILE}:2: calls eval"),
-    (executing_read, CORE_FILE, "torch.load(path)", "calls torch.load"),
+    (find_hidden_imports, CORE_FILE, "class A:\n    def f(self):\n        from . import ir", "ir.py:3: imports ."),
+    (find_vague_names, "clika_ref/capture/utils.py", "", "utils says nothing"),
+    (find_vague_names, "clika_ref/_common/names.py", "", "_common says nothing"),
+    (find_executing_reads, CORE_FILE, "import pickle", f"{CORE_FILE}:1: imports pickle"),
+    (find_executing_reads, CORE_FILE, "from joblib.numpy_pickle import load", "imports joblib.numpy_pickle"),
+    (find_executing_reads, CORE_FILE, "x = 1\neval('x')", f"{CORE_FILE}:2: calls eval"),
+    (find_executing_reads, CORE_FILE, "torch.load(path)", "calls torch.load"),
     (
-        executing_read,
+        find_executing_reads,
         "clika_ref/serialization/atomic_files.py",
         "yaml.load(text, Loader=yaml.Loader)",
         "calls yaml.load, which runs",
     ),
-    (executing_read, "clika_ref/module/clika_module.py", "eval(text)", "calls eval"),
-    (executing_read, "clika_ref/serialization/atomic_files.py", "exec(text)", "calls exec"),
-    (executing_read, CORE_FILE, "sympy.sympify(text)", "calls sympy.sympify"),
-    (heavy_core, CORE_FILE, "import json\nimport numpy as np", f"{CORE_FILE}:2: imports numpy"),
-    (heavy_core, CORE_FILE, "from clika_ref.capture import x", f"{CORE_FILE}:1: imports clika_ref.capture"),
-    (heavy_core, CORE_FILE, "from ..capture import x", f"{CORE_FILE}:1: imports ..capture"),
-    (shadowed_module, CORE_FILE, "def ir(): ...", f"{CORE_FILE}:1: ir is also the name of its module"),
-    (shadowed_module, f"{CORE}/__init__.py", "from clika_ref.core.ir import core", "core is also the name"),
+    (find_executing_reads, "clika_ref/module/clika_module.py", "eval(text)", "calls eval"),
+    (find_executing_reads, "clika_ref/serialization/atomic_files.py", "exec(text)", "calls exec"),
+    (find_executing_reads, CORE_FILE, "sympy.sympify(text)", "calls sympy.sympify"),
+    (find_heavy_core_imports, CORE_FILE, "import json\nimport numpy as np", f"{CORE_FILE}:2: imports numpy"),
+    (
+        find_heavy_core_imports,
+        CORE_FILE,
+        "from clika_ref.capture import x",
+        f"{CORE_FILE}:1: imports clika_ref.capture",
+    ),
+    (find_heavy_core_imports, CORE_FILE, "from ..capture import x", f"{CORE_FILE}:1: imports ..capture"),
+    (find_shadowed_modules, CORE_FILE, "def ir(): ...", f"{CORE_FILE}:1: ir is also the name of its module"),
+    (find_shadowed_modules, f"{CORE}/__init__.py", "from clika_ref.core.ir import core", "core is also the name"),
 ]
 
 LAWFUL = [
-    (long_file, CORE_FILE, "x = 1\n" * 400),
-    (long_function, CORE_FILE, function_of(40)),
-    (long_function, CORE_FILE, function_of(40, docstring=30)),
-    (hidden_import, CORE_FILE, "from clika_ref.core import ir\ndef f():\n    import onnxruntime"),
-    (vague_name, "clika_ref/core/basement.py", ""),
+    (find_long_file, CORE_FILE, "x = 1\n" * 400),
+    (find_long_functions, CORE_FILE, make_function_source(40)),
+    (find_long_functions, CORE_FILE, make_function_source(40, docstring=30)),
+    (find_hidden_imports, CORE_FILE, "from clika_ref.core import ir\ndef f():\n    import onnxruntime"),
+    (find_vague_names, "clika_ref/core/basement.py", ""),
     (
-        executing_read,
+        find_executing_reads,
         CORE_FILE,
         "model.eval()\nsafetensors.torch.load(data)\nimport json\nyaml.compose(text, Loader=yaml.BaseLoader)",
     ),
-    (executing_read, "clika_ref/core/fx_execution.py", "exec(compile(code.src, name, 'exec'))"),
-    (heavy_core, CORE_FILE, "import json\nimport torch.fx\nfrom . import types\nfrom clika_ref.core import errors"),
-    (heavy_core, "clika_ref/capture/tracing.py", "import numpy"),
-    (shadowed_module, CORE_FILE, "import ir\nclass Graph: ..."),
-    (shadowed_module, "clika_ref/capture/capture.py", "def capture(): ..."),
+    (find_executing_reads, "clika_ref/core/fx_execution.py", "exec(compile(code.src, name, 'exec'))"),
+    (
+        find_heavy_core_imports,
+        CORE_FILE,
+        "import json\nimport torch.fx\nfrom . import types\nfrom clika_ref.core import errors",
+    ),
+    (find_heavy_core_imports, "clika_ref/capture/tracing.py", "import numpy"),
+    (find_shadowed_modules, CORE_FILE, "import ir\nclass Graph: ..."),
+    (find_shadowed_modules, "clika_ref/capture/capture.py", "def capture(): ..."),
 ]
 
 
@@ -298,8 +330,8 @@ def test_rules_all_have_violation_and_valid_example():
 def test_over_budget_lists_lines_per_file():
     """A core over its budget is reported with the lines of each file."""
     halves = {f"{CORE}/a.py": "x\n" * (CORE_LINES // 2), f"{CORE}/b.py": "x\n" * (CORE_LINES // 2)}
-    assert list(over_budget(halves)) == []
-    (message,) = over_budget({**halves, f"{CORE}/c.py": "x\n", "clika_ref/module/clika_module.py": "x\n" * 9000})
+    assert list(find_budget_excess(halves)) == []
+    (message,) = find_budget_excess({**halves, f"{CORE}/c.py": "x\n", "clika_ref/module/clika_module.py": "x\n" * 9000})
     assert f"{CORE_LINES + 1} lines of code, 1 over the budget of {CORE_LINES}" in message
     assert f"{CORE}/c.py 1" in message
 
@@ -326,4 +358,4 @@ class A:
     def f(self):
         """Method."""
 '''
-    assert code_lines(source) == 6
+    assert count_code_lines(source) == 6

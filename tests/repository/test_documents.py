@@ -19,7 +19,7 @@ from clika_ref_cli import cli
 from clika_ref_cli.exit_status import STATUS_MEANINGS
 from clika_ref_visualize.pictures.drawing import Role
 from fenced_blocks import PAGES as DOCUMENTS
-from fenced_blocks import ROOT, blocks_of
+from fenced_blocks import ROOT, read_blocks
 from test_code_rules import CORE_LINES
 from typer.testing import CliRunner
 
@@ -39,17 +39,17 @@ EXAMPLE_PAGE = ROOT / "docs/example-plugin.md"
 PLACEHOLDER = "…"
 
 
-def blocks(document: Path, language: str) -> list[str]:
-    """The fenced blocks of one language in a document."""
-    return [block.text for block in blocks_of(document) if block.language == language]
+def find_blocks(document: Path, language: str) -> list[str]:
+    """Return the fenced blocks of one language in a document."""
+    return [block.text for block in read_blocks(document) if block.language == language]
 
 
-def fenced(text: str, language: str) -> list[str]:
-    """The same in a text."""
+def find_fenced(text: str, language: str) -> list[str]:
+    """Return the fenced blocks of one language in a text."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def below(document: Path, heading: str) -> str:
+def read_section(document: Path, heading: str) -> str:
     """Return the text below a heading, up to the next one."""
     _, _, text = document.read_text(encoding="utf-8").partition(f"\n{heading}\n")
     return re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
@@ -57,7 +57,7 @@ def below(document: Path, heading: str) -> str:
 
 def test_readme_quickstart_at_most_ten_lines():
     """The quickstart has at most ten lines."""
-    code, *_ = blocks(ROOT / "README.md", "python")
+    code, *_ = find_blocks(ROOT / "README.md", "python")
     assert len([line for line in code.splitlines() if line]) <= 10
 
 
@@ -67,7 +67,7 @@ def test_documents_make_commands_exist():
     named = {
         word
         for d in DOCUMENTS
-        for text in blocks(d, "console")
+        for text in find_blocks(d, "console")
         for word in re.findall(r"^make (\w+)", text, re.MULTILINE)
     }
     assert named == {"demo", "test", "lint", "conformance", "mutants", "alarms", "docs", "package"}
@@ -89,15 +89,15 @@ def test_makefile_help_lists_every_target():
     assert re.findall(r'echo "make ([\w-]+) ', text) == phony.split()
 
 
-def links_of(document: Path) -> list[str]:
-    """Where the links of a document lead, but for those to other places."""
+def find_links(document: Path) -> list[str]:
+    """Return the targets of a document's links, without links to other sites."""
     text = document.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     found = [re.sub(r"\s+", " ", link) for link in re.findall(r"\]\(([^)]+)\)", prose)]
     return [link for link in found if "://" not in link]
 
 
-def anchors_of(document: Path) -> set[str]:
+def find_anchors(document: Path) -> set[str]:
     """Return the anchors of a document: its headings, and the documented objects."""
     text = document.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -106,13 +106,13 @@ def anchors_of(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings} | {*shown}
 
 
-def broken_links(document: Path) -> list[str]:
-    """The links of a document that lead nowhere."""
+def find_broken_links(document: Path) -> list[str]:
+    """Return the links of a document without a target."""
     broken = []
-    for link in links_of(document):
+    for link in find_links(document):
         path, _, anchor = link.partition("#")
         place = document.parent / path if path else document
-        anchors = anchors_of(place) if place.suffix == ".md" and place.exists() else set()
+        anchors = find_anchors(place) if place.suffix == ".md" and place.exists() else set()
         is_inside = any(anchor.startswith(f"{shown}.") for shown in anchors if shown.startswith("clika_ref."))
         if not place.exists() or (anchor and anchor not in anchors and not is_inside):
             broken.append(f"{document.relative_to(ROOT)}: {link}")
@@ -121,8 +121,8 @@ def broken_links(document: Path) -> list[str]:
 
 def test_documents_links_resolve(capsys):
     """Every link of the documents resolves."""
-    count = sum(len(links_of(document)) for document in DOCUMENTS)
-    broken = [link for document in DOCUMENTS for link in broken_links(document)]
+    count = sum(len(find_links(document)) for document in DOCUMENTS)
+    broken = [link for document in DOCUMENTS for link in find_broken_links(document)]
     with capsys.disabled():
         print(f"\n{count} links in {len(DOCUMENTS)} documents, {len(broken)} broken")
     assert broken == []
@@ -171,19 +171,19 @@ def test_documents_methods_exist():
     assert named <= known | of_the_past | of_others, "say of each name what is true of it now"
 
 
-def words_of(name: str) -> set[str]:
-    """The words of a page."""
+def find_words(name: str) -> set[str]:
+    """Return the words of a page."""
     return set(re.findall(r"\w+", (ROOT / "docs" / name).read_text(encoding="utf-8")))
 
 
 def test_torch_onnx_export_page_names_every_argument():
     """The page for users of `torch.onnx.export` names each of its arguments."""
-    assert inspect.signature(torch.onnx.export).parameters.keys() - words_of("from-torch-onnx-export.md") == set()
+    assert inspect.signature(torch.onnx.export).parameters.keys() - find_words("from-torch-onnx-export.md") == set()
 
 
 def test_clika_ace_page_names_every_public_name():
     """The page for users of clika-ace names each public name."""
-    words = words_of("from-clika-ace.md")
+    words = find_words("from-clika-ace.md")
     stages = {"clika_quantization"}  # of the pipeline
     names = {*clika_ref.__all__, *inspect.signature(clika_ref.clika_compile).parameters}
     names |= {name for name in dir(ClikaModule) if name.startswith("clika_")} - stages
@@ -195,17 +195,17 @@ def test_clika_ace_page_names_every_public_name():
 def test_example_plugin_page_quotes_code_of_its_files():
     """Each Python block of the page is in a file of the example, and the entry point in its pyproject.toml."""
     source = "".join(path.read_text(encoding="utf-8") for path in EXAMPLES)
-    shown = blocks(EXAMPLE_PAGE, "python")
+    shown = find_blocks(EXAMPLE_PAGE, "python")
     assert len(shown) >= 5
     for code in shown:
         assert code in source, f"in neither of them:\n{code}"
-    (entry,) = blocks(EXAMPLE_PAGE, "toml")
+    (entry,) = find_blocks(EXAMPLE_PAGE, "toml")
     assert entry in (ROOT / "plugins/example/pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_example_plugin_page_quotes_onnx_target_whole():
     """The blocks of that section are the file of the target, from its first line to its last."""
-    shown = fenced(below(EXAMPLE_PAGE, "## A target that reads ONNX, line by line"), "python")
+    shown = find_fenced(read_section(EXAMPLE_PAGE, "## A target that reads ONNX, line by line"), "python")
     written = EXAMPLES[1].read_text(encoding="utf-8")
     assert [line for code in shown for line in code.splitlines() if line] == [x for x in written.splitlines() if x]
 
@@ -214,7 +214,7 @@ def test_example_plugin_page_quotes_onnx_target_whole():
 def test_targets_page_explains_every_scheme_field(kind):
     """The page on targets explains every field of a scheme."""
     assert "(targets.md#the-scheme-field-by-field)" in EXAMPLE_PAGE.read_text(encoding="utf-8")
-    table = below(ROOT / "docs/targets.md", "### The scheme, field by field")
+    table = read_section(ROOT / "docs/targets.md", "### The scheme, field by field")
     (rows,) = re.findall(rf"^\| field of `{kind.__name__}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", table, re.MULTILINE)
     told = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", rows, re.MULTILINE)
     assert [name for name, _ in told] == [field.name for field in dataclasses.fields(kind)]
@@ -241,8 +241,8 @@ def test_glossary_sorted_and_unique():
     assert len(words) > 30
 
 
-def sentences() -> list[str]:
-    """Every string in the package, with a placeholder where a value is filled in."""
+def find_strings() -> list[str]:
+    """Return every string of the package, with a placeholder for each inserted value."""
     found = []
     for path in sorted((ROOT / "clika_ref").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -259,7 +259,7 @@ def test_dynamic_shapes_page_quotes_existing_errors():
     text = (ROOT / "docs/dynamic-shapes.md").read_text(encoding="utf-8")
     quotations = re.findall(r"^> (.+)$", text, re.MULTILINE)
     assert len(quotations) > 15
-    known = sentences()
+    known = find_strings()
     for quotation in quotations:
         parts = [part.strip() for part in quotation.split(PLACEHOLDER) if len(part.strip()) > 1]
         assert parts, quotation
@@ -282,13 +282,13 @@ def test_numerics_page_bounds_match_code():
 
 def test_pictures_page_explains_every_color():
     """The page on pictures explains every color."""
-    shown = below(ROOT / "docs/pictures.md", "## Pictures")
+    shown = read_section(ROOT / "docs/pictures.md", "## Pictures")
     assert len(re.findall(r"^\| (?:green|grey|violet|brown|red|teal|blue) \|", shown, re.MULTILINE)) == len(Role)
 
 
 def test_settings_page_example_loads(tmp_path):
     """The settings file of the document loads."""
-    _, text = blocks(ROOT / "docs/settings.md", "yaml")
+    _, text = find_blocks(ROOT / "docs/settings.md", "yaml")
     (tmp_path / "clika.yaml").write_text(text, encoding="utf-8")
     settings = Settings.load_from_path(tmp_path / "clika.yaml")
     assert settings.global_quantization_settings.weights_utilize_full_int_range is True
@@ -299,7 +299,7 @@ def test_settings_page_example_loads(tmp_path):
 
 def test_distributed_page_loop_uses_existing_methods():
     """The training loop of the page on several processes calls existing methods."""
-    (code,) = blocks(ROOT / "docs/distributed.md", "python")
+    (code,) = find_blocks(ROOT / "docs/distributed.md", "python")
     calls = {
         node.func.attr
         for node in ast.walk(ast.parse(code))
@@ -315,10 +315,10 @@ def test_command_line_page_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_model", raising=False)
-    (model,) = blocks(document, "python")
+    (model,) = find_blocks(document, "python")
     (tmp_path / "my_model.py").write_text(model, encoding="utf-8")
     np.save("x.npy", np.random.default_rng(0).standard_normal((40, 64), dtype=np.float32))
-    lines = [line for text in blocks(document, "console") for line in text.splitlines()]
+    lines = [line for text in find_blocks(document, "console") for line in text.splitlines()]
     assert {shlex.split(line)[1] for line in lines} == {*cli.COMMANDS}
     for line in lines:
         command, _, status = line.partition("  # exit status ")
@@ -329,7 +329,9 @@ def test_command_line_page_commands_run(tmp_path, monkeypatch):
 def test_command_line_page_lists_commands_and_statuses():
     """The manual lists every command and exit status."""
     text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| (\d+) \| (.+) \|$", below(ROOT / "docs/command-line.md", "## Exit status"), re.MULTILINE)
+    table = re.findall(
+        r"^\| (\d+) \| (.+) \|$", read_section(ROOT / "docs/command-line.md", "## Exit status"), re.MULTILINE
+    )
     assert table == [(str(int(status)), meaning) for status, meaning in STATUS_MEANINGS.items()]
     named = {
         word for cell in re.findall(r"^\| \[?(`.+?`)", text, re.MULTILINE) for word in re.findall(r"`([\w-]+)", cell)

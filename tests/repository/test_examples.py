@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from test_code_rules import code_lines
+from test_code_rules import count_code_lines
 from torch import nn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,15 +27,15 @@ def example(monkeypatch):
     return importlib.import_module
 
 
-def demo_of_the_readme():
-    """Return what the README says that the first example prints."""
+def read_readme_demo():
+    """Return the README's output of the first example."""
     text = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```text\n(  450 test images.*?)^```", text, re.DOTALL | re.MULTILINE)
     return shown
 
 
-def without_measures(text):
-    """Return the lines of a text without its times, sizes, accuracies and decibels, which depend on the machine."""
+def remove_measures(text):
+    """Return the lines of a text without times, sizes, accuracies and decibels, which depend on the machine."""
     measure = r"(?:\d+ min )?(?:[\d.,]+|<) *(?:1 ms|ms|s|%|MB|KB|KiB|dB|epoch/s)(?!\w)|[\d.]+x|\d/\d|─+"
     return [" ".join(re.sub(measure, " # ", line).split()) for line in text.splitlines() if line.strip()]
 
@@ -70,7 +70,7 @@ def test_demo_int8_keeps_accuracy_in_a_third_of_the_bytes(example, tmp_path, cap
     assert len(named) == min(int(floats[1].replace("none", "0")), 3), out
     assert all(re.fullmatch(r"(stem|blocks\.\d\.layers|head)\.[a-z_0-9]+", name) for name in named), named
     assert re.search(r"Capturing +[\d.]+", err + out)
-    assert [line for line in without_measures(demo_of_the_readme()) if line not in without_measures(out + err)] == []
+    assert [line for line in remove_measures(read_readme_demo()) if line not in remove_measures(out + err)] == []
     report = re.search(r"The report on every layer: (.+)", out)
     assert report, out
     assert Path(report[1]).is_file()
@@ -160,4 +160,4 @@ def test_insert_a_pass_example_replaces_node_in_forty_lines(example, capsys):
     own, whole = (float(x) for x in re.findall(r"(-?[\d.]+) dB", behind))
     assert own > whole, "integers are nearer to the float graph that they were made of, which is no longer the model"
     source = (EXAMPLES / "insert_a_pass.py").read_text(encoding="utf-8")
-    assert code_lines(source) <= 40
+    assert count_code_lines(source) <= 40

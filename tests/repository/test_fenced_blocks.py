@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from fenced_blocks import PAGES, ROOT, RUNNING, SHOWN, WRITTEN, Block, Run, blocks_of, run_page
+from fenced_blocks import PAGES, ROOT, RUNNING, SHOWN, WRITTEN, Block, Run, read_blocks, run_page
 from warm_process import run_forked
 
 NOT_RUN = {
@@ -39,7 +39,7 @@ SLOW_PAGES = {
 """Pages above 5 s: they run the conformance suite, install packages, or compile large models."""
 
 
-def runs(block: Block) -> bool:
+def is_run(block: Block) -> bool:
     """Whether a block must run."""
     is_quoted = block.page in QUOTED and block.language == "python"
     return not is_quoted and block.page not in ELSEWHERE and (block.page, block.first) not in NOT_RUN
@@ -56,7 +56,7 @@ MARKED_PAGES = [pytest.param(p, marks=pytest.mark.slow) if page_name(p) in SLOW_
 @pytest.mark.parametrize("page", MARKED_PAGES, ids=page_name)
 def test_page_blocks_run_in_order(page, tmp_path, warm_commands):
     """The blocks of a page run in order."""
-    blocks = [block for block in blocks_of(page) if runs(block)]
+    blocks = [block for block in read_blocks(page) if is_run(block)]
     if not {block.language for block in blocks} - {"text"}:
         return
     run_forked(run_page, blocks, tmp_path, warm_commands)
@@ -67,13 +67,13 @@ def test_page_blocks_run_in_order(page, tmp_path, warm_commands):
 
 def test_page_blocks_all_tested_or_listed(capsys):
     """Every block runs, is parsed, is quoted or is listed with a reason."""
-    blocks = [block for page in PAGES for block in blocks_of(page)]
+    blocks = [block for page in PAGES for block in read_blocks(page)]
     languages = Counter(block.language for block in blocks)
     assert not languages.keys() - {*RUNNING, *WRITTEN, *SHOWN}, "no test knows what to do with one of these languages"
     code = [block for block in blocks if block.language not in SHOWN]
     left_out = [block for block in code if (block.page, block.first) in NOT_RUN]
     assert {(block.page, block.first) for block in left_out} == NOT_RUN.keys(), "remove what is not there any more"
-    quoted = [block for block in code if block not in left_out and not runs(block)]
+    quoted = [block for block in code if block not in left_out and not is_run(block)]
     with capsys.disabled():
         print(f"\n{len(blocks)} fenced blocks on {len(PAGES)} pages: {dict(languages)}")
         print(f"of {len(code)} of code, {len(quoted)} stand in files that tests run, {len(left_out)} do not run:")

@@ -15,7 +15,7 @@ PACKAGES = [
 ]
 
 
-def imports_by_name(source: str) -> Iterator[str]:
+def find_imports_by_name(source: str) -> Iterator[str]:
     """Yield the modules that a source imports with ``import_module`` or ``__import__`` and a constant name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
@@ -61,16 +61,16 @@ COPIED_SCRIPT = "clika_ref_conformance.reproducing.repro_script"
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """Return the modules that each module of ours imports anywhere in its file."""
+    """Return the modules of the project that each module imports anywhere in its file."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     found = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     for module in found.keys() - {COPIED_SCRIPT}:
-        path = next(path for path in module_paths(module) if path.exists())
-        found[module] |= {name for name in imports_by_name(path.read_text(encoding="utf-8")) if name in found}
+        path = next(path for path in find_module_paths(module) if path.exists())
+        found[module] |= {name for name in find_imports_by_name(path.read_text(encoding="utf-8")) if name in found}
     return found
 
 
-def module_paths(module: str) -> Iterator[Path]:
+def find_module_paths(module: str) -> Iterator[Path]:
     """Yield the files that a module may have in this repository."""
     top, _, rest = module.partition(".")
     homes = [ROOT, ROOT / "conformance", ROOT / "plugins" / top.removeprefix("clika_ref_")]
@@ -97,4 +97,4 @@ def test_find_cycles_returns_components_and_self_imports():
 
 def test_imports_by_name_reads_constant_names_only():
     source = "import_module('a.b')\nimportlib.import_module('c')\nimport_module(name)\nprint('d')"
-    assert [*imports_by_name(source)] == ["a.b", "c"]
+    assert [*find_imports_by_name(source)] == ["a.b", "c"]

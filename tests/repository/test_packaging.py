@@ -29,18 +29,18 @@ THE_SUITE = {"clika_ref_conformance/test_conformance.py", "clika_ref_conformance
 RANGED = ("torch", "onnx", "onnxruntime", "openvino")
 
 
-def asked(project):
-    """Everything that a distribution asks for, in extras as well."""
+def list_requirements(project):
+    """Return all requirements of a distribution, with those of extras."""
     extras = project.get("optional-dependencies", {})
     return [Requirement(text) for text in (*project["dependencies"], *chain(*extras.values()))]
 
 
-def pins():
+def read_pins():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if not line.startswith("#")}
 
 
-def package_of(folder):
+def package_folder(folder):
     return folder / PROJECTS[folder]["name"].replace("-", "_")
 
 
@@ -55,7 +55,7 @@ def test_distributions_use_same_build_system():
     """All distributions have the same build system, and the pinned version fits."""
     assert {str(stated["build-system"]) for stated in STATED.values()} == {str(STATED[ROOT]["build-system"])}
     needed = Requirement(STATED[ROOT]["build-system"]["requires"][0])
-    assert needed.specifier.contains(pins()[needed.name]), "constraints.txt pins what cannot build them"
+    assert needed.specifier.contains(read_pins()[needed.name]), "constraints.txt pins what cannot build them"
 
 
 @EACH
@@ -72,7 +72,7 @@ def test_distribution_requires_siblings_of_own_version(folder):
     """Each distribution requires the others in its own version."""
     version = Version(PROJECTS[ROOT]["version"])
     wanted = {f">={version.major}.{version.minor}", f"<{version.major}.{version.minor + 1}"}
-    for found in asked(PROJECTS[folder]):
+    for found in list_requirements(PROJECTS[folder]):
         if found.name.startswith("clika-ref"):
             assert found.name in NAMES
             assert {str(part) for part in found.specifier} == wanted
@@ -80,7 +80,7 @@ def test_distribution_requires_siblings_of_own_version(folder):
 
 def test_distributions_except_example_have_extra():
     """Every distribution except the example is installed by an extra."""
-    brought = [found.name for found in asked(PROJECTS[ROOT]) if found.name in NAMES]
+    brought = [found.name for found in list_requirements(PROJECTS[ROOT]) if found.name in NAMES]
     assert len(brought) == len(set(brought))
     assert set(brought) == NAMES.keys() - {"clika-ref", "clika-ref-example"}
 
@@ -89,11 +89,11 @@ def test_requirements_have_one_range_with_pinned_version():
     """A package has the same range in every distribution, and the pinned version is in it."""
     ranges = {}
     for project in PROJECTS.values():
-        for found in asked(project):
+        for found in list_requirements(project):
             if found.name not in NAMES:
                 ranges.setdefault(canonicalize_name(found.name), set()).add(str(found.specifier))
     assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
-    pinned = pins()
+    pinned = read_pins()
     outside = [n for n, (text,) in ranges.items() if not Requirement(n + text).specifier.contains(pinned[n])]
     assert outside == []
 
@@ -101,15 +101,15 @@ def test_requirements_have_one_range_with_pinned_version():
 @EACH
 def test_distribution_requires_imported_packages_only(folder):
     """Each distribution requires the packages that it imports, and no others."""
-    package = package_of(folder)
+    package = package_folder(folder)
     packed = [path for path in package.rglob("*.py") if path.parent.name != "mutants"]  # wheels have no mutants
-    imported = {name for path in packed for name in imports_of(path)} - {package.name} - sys.stdlib_module_names
+    imported = {name for path in packed for name in find_imports(path)} - {package.name} - sys.stdlib_module_names
     homes = importlib.metadata.packages_distributions()
     used = {
         canonicalize_name(name.replace("_", "-") if name.startswith("clika_ref") else homes.get(name, [name])[0])
         for name in imported
     }
-    stated = {canonicalize_name(found.name) for found in asked(PROJECTS[folder])}
+    stated = {canonicalize_name(found.name) for found in list_requirements(PROJECTS[folder])}
     assert used - stated == set(), "it imports what it does not ask for"
     needless = {name for name in stated - used if name not in NAMES}
     assert needless == set(), "it asks for what it does not import"
@@ -118,12 +118,12 @@ def test_distribution_requires_imported_packages_only(folder):
 @EACH
 def test_distribution_contains_no_tests(folder):
     """No distribution contains its own tests."""
-    found = {path.relative_to(folder).as_posix() for pattern in TESTS for path in package_of(folder).rglob(pattern)}
+    found = {path.relative_to(folder).as_posix() for pattern in TESTS for path in package_folder(folder).rglob(pattern)}
     assert found - THE_SUITE == set(), "move them to a folder tests beside the package: wheels would hold them"
 
 
-def imports_of(path):
-    """The packages that a file imports, wherever in it."""
+def find_imports(path):
+    """Yield the packages that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -140,11 +140,11 @@ def test_installing_page_versions_match_requirements():
     table = {name: rest for name, *rest in rows}
     assert set(table) == {"Python", *RANGED}
     assert table.pop("Python")[0] == PROJECTS[ROOT]["requires-python"]
-    ranges = {found.name: found.specifier for project in PROJECTS.values() for found in asked(project)}
+    ranges = {found.name: found.specifier for project in PROJECTS.values() for found in list_requirements(project)}
     for name, (allowed, lowest, usual) in table.items():
         assert Requirement(name + allowed).specifier == ranges[name]
         assert Version(lowest) == Version(allowed.removeprefix(">=").partition(",")[0])
-        assert usual == pins()[name]
+        assert usual == read_pins()[name]
 
 
 def test_installing_page_lists_every_distribution():
@@ -168,8 +168,8 @@ INSTRUCTIONS = [
 """The documents that say what to install."""
 
 
-def pip_commands(path):
-    """The words after ``pip install`` of each command of a document, options and their values left out."""
+def find_pip_commands(path):
+    """Yield the words after ``pip install`` of each command of a document, without options and their values."""
     text = path.read_text(encoding="utf-8")
     for command in re.findall(r"`pip install ([^`\n]+)`", text):
         words = shlex.split(re.sub(r"--find-links \S+", "", command))
@@ -178,39 +178,39 @@ def pip_commands(path):
 
 def test_pip_commands_in_documents_name_existing_distributions():
     """Each word is a folder with a distribution, one of ours with its extras, or a package that we ask for."""
-    extras = {f"{name}[{extra}]" for name, folder in NAMES.items() for extra in optional(folder)}
-    packages = {canonicalize_name(found.name) for folder in FOLDERS for found in asked(PROJECTS[folder])}
+    extras = {f"{name}[{extra}]" for name, folder in NAMES.items() for extra in optional_requirements(folder)}
+    packages = {canonicalize_name(found.name) for folder in FOLDERS for found in list_requirements(PROJECTS[folder])}
     unknown = [
         (path.relative_to(ROOT).as_posix(), word)
         for path in INSTRUCTIONS
-        for words in pip_commands(path)
+        for words in find_pip_commands(path)
         for word in words
         if (ROOT / word) not in FOLDERS
-        and not all(part in {*NAMES, *extras} or canonicalize_name(part) in packages for part in expand(word))
+        and not all(part in {*NAMES, *extras} or canonicalize_name(part) in packages for part in expand_extras(word))
     ]
     assert unknown == []
 
 
-def optional(folder):
+def optional_requirements(folder):
     return PROJECTS[folder].get("optional-dependencies", {})
 
 
-def expand(word):
-    """``name[a,b]`` as ``name[a]`` and ``name[b]``."""
+def expand_extras(word):
+    """Return ``name[a,b]`` as ``name[a]`` and ``name[b]``."""
     found = re.fullmatch(r"([\w-]+)\[([\w,]+)\]", word)
     return [f"{found[1]}[{extra}]" for extra in found[2].split(",")] if found else [word]
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/installing.md"])
 def test_clone_command_of_document_installs_the_standard_extra(path):
-    (command,) = [words for words in pip_commands(ROOT / path) if "." in words and len(words) > 1]
+    (command,) = [words for words in find_pip_commands(ROOT / path) if "." in words and len(words) > 1]
     installed = {PROJECTS[(ROOT / word).resolve()]["name"] for word in command}
     standard = {Requirement(text).name for text in PROJECTS[ROOT]["optional-dependencies"]["standard"]}
     assert installed == standard | {"clika-ref"}
 
 
 def test_scaffold_clone_command_installs_standard_and_suite():
-    (command,) = [words for words in pip_commands(INSTRUCTIONS[-1]) if "." in words]
+    (command,) = [words for words in find_pip_commands(INSTRUCTIONS[-1]) if "." in words]
     extras = PROJECTS[ROOT]["optional-dependencies"]
     wanted = {Requirement(text).name for extra in ("standard", "conformance") for text in extras[extra]}
     assert {PROJECTS[(ROOT / word).resolve()]["name"] for word in command} == wanted | {"clika-ref"}

@@ -1,4 +1,4 @@
-"""A private attribute of ours is used only in the file whose classes or functions own it."""
+"""A private attribute of the project is used only in the file whose classes or functions own it."""
 
 import ast
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from fenced_blocks import PAGES, blocks_of
+from fenced_blocks import PAGES, read_blocks
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("clika_ref", "plugins", "conformance/clika_ref_conformance", "benchmarks", "releasing", "examples")
@@ -23,16 +23,16 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def names_owned(tree: ast.AST) -> Iterator[str]:
+def find_owned_names(tree: ast.AST) -> Iterator[str]:
     """Yield the names that the classes of a file define: methods, class variables, slots and attributes of self."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            yield from (member for statement in node.body for member in names_bound(statement))
+            yield from (member for statement in node.body for member in find_bound_names(statement))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
             yield node.attr
 
 
-def names_bound(statement: ast.stmt) -> Iterator[str]:
+def find_bound_names(statement: ast.stmt) -> Iterator[str]:
     """Yield the names that a statement of a class body binds."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield statement.name
@@ -52,7 +52,7 @@ def is_own(owner: ast.expr) -> bool:
     return isinstance(owner, ast.Name) and owner.id in {"self", "cls"}
 
 
-def private_uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+def find_private_uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """Yield the line, name and text of each use of a private attribute of another object, also with ``getattr``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and not is_own(node.value):
@@ -62,8 +62,8 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             yield from ((node.lineno, str(name), ast.unparse(node)) for name in names if not is_own(node.args[0]))
 
 
-def private_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of each private name that a file imports from one of our modules, or reads from it."""
+def find_private_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each private name that a file imports from the project, or reads from its modules."""
     ours: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clika_ref"):
@@ -75,18 +75,18 @@ def private_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node)
 
 
-def foreign_uses(sources: dict[str, str], allowed: Iterable[str] = ()) -> Iterator[str]:
+def find_foreign_uses(sources: dict[str, str], allowed: Iterable[str] = ()) -> Iterator[str]:
     """Yield a message for each private attribute or name that a file uses and only other files define."""
     trees = {path: ast.parse(source) for path, source in sources.items()}
     owners: dict[str, set[str]] = defaultdict(set)
     for path, tree in trees.items():
-        for name in filter(is_private, names_owned(tree)):
+        for name in filter(is_private, find_owned_names(tree)):
             owners[name].add(path)
     for path, tree in trees.items():
-        for line, name, text in private_uses(tree):
+        for line, name, text in find_private_uses(tree):
             if is_private(name) and name in owners and path not in owners[name] and name not in allowed:
                 yield f"{path}:{line}: {text} is private to {', '.join(sorted(owners[name]))}; give it a public method"
-        for line, text in private_imports(tree):
+        for line, text in find_private_imports(tree):
             yield f"{path}:{line}: {text} is private to another module; make it public there"
 
 
@@ -98,7 +98,7 @@ def sources() -> dict[str, str]:
     named = {path.relative_to(ROOT): path for path in paths}
     found = {p.as_posix(): path.read_text(encoding="utf-8") for p, path in named.items() if not skipped & {*p.parts}}
     for page in PAGES:
-        for block in blocks_of(page):
+        for block in read_blocks(page):
             if block.language == "python":
                 prompts = [line[4:] for line in block.text.splitlines() if line.startswith((">>> ", "... "))]
                 found[block.place] = "\n".join(prompts) if block.first.startswith(">>>") else block.text
@@ -123,11 +123,11 @@ def test_sources_contain_every_package_and_page_blocks(sources):
 
 
 def test_private_attributes_are_used_by_their_owners_only(sources):
-    assert [*foreign_uses(sources, ALLOWED)] == []
+    assert [*find_foreign_uses(sources, ALLOWED)] == []
 
 
 def test_every_exception_is_still_needed(sources):
-    found = [*foreign_uses(sources)]
+    found = [*find_foreign_uses(sources)]
     assert [name for name in ALLOWED if not any(f".{name} " in message for message in found)] == []
 
 
@@ -139,7 +139,7 @@ OWNER = "class A:\n    _kept: int\n    def __init__(self):\n        self._count 
     ["a._count", "a._grow()", "x.y()._kept", "self.a._count", "getattr(a, '_count', 0)", "setattr(a, '_count', 1)"],
 )
 def test_private_attribute_of_another_file_is_found(text):
-    (message,) = foreign_uses({"owner.py": OWNER, "user.py": f"\n{text}"})
+    (message,) = find_foreign_uses({"owner.py": OWNER, "user.py": f"\n{text}"})
     assert message.startswith("user.py:2: ")
     assert message.endswith("is private to owner.py; give it a public method")
 
@@ -148,7 +148,7 @@ def test_private_attribute_of_another_file_is_found(text):
     "text", ["from clika_ref.core.ir import _type_of", "from clika_ref.core import ir\nir._type_of"]
 )
 def test_private_name_of_another_module_is_found(text):
-    (message,) = foreign_uses({"user.py": text})
+    (message,) = find_foreign_uses({"user.py": text})
     assert "_type_of is private to another module; make it public there" in message
 
 
@@ -163,4 +163,4 @@ def test_private_name_of_another_module_is_found(text):
     ],
 )
 def test_own_and_foreign_private_attributes_pass(path, text):
-    assert [*foreign_uses({"owner.py": OWNER, path: text})] == []
+    assert [*find_foreign_uses({"owner.py": OWNER, path: text})] == []

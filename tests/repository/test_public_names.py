@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from raised_errors import errors_of, source_of
+from raised_errors import find_errors, parse_source
 
 import clika_ref
 from clika_ref import core
@@ -54,7 +54,7 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Public:
-    """A public object, and under which name."""
+    """A public object and its name."""
 
     name: str
     found: Any
@@ -72,32 +72,32 @@ class Public:
     @property
     def owner(self) -> type | None:
         """The class that it is a method of."""
-        found = resolved(self.name.rpartition(".")[0])
+        found = resolve(self.name.rpartition(".")[0])
         return found if inspect.isclass(found) else None
 
     @property
-    def told(self) -> str:
+    def documentation(self) -> str:
         """Its docstring, and that of its class."""
         return self.doc + (inspect.getdoc(self.owner) or "" if self.owner else "")
 
 
-def named_on_pages() -> list[str]:
-    """The objects and modules that the pages show."""
+def find_documented_names() -> list[str]:
+    """Return the objects and modules that the pages show."""
     return [name for page in PAGES for name in re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE)]
 
 
-def resolved(name: str) -> Any:
-    """The object of a dotted name."""
+def resolve(name: str) -> Any:
+    """Return the object of a dotted name."""
     return pkgutil.resolve_name(name)
 
 
-def members(name: str, found: Any) -> Iterator[Public]:
-    """An object with what is public in it: of a module its own functions and classes, of a class its methods."""
+def find_members(name: str, found: Any) -> Iterator[Public]:
+    """Yield an object with its public members: own functions and classes of a module, methods of a class."""
     if inspect.ismodule(found):
         for key, value in vars(found).items():
             is_own = getattr(value, "__module__", None) == name and (inspect.isclass(value) or inspect.isroutine(value))
             if is_own and not key.startswith("_"):
-                yield from members(f"{name}.{key}", value)
+                yield from find_members(f"{name}.{key}", value)
         return
     yield Public(name, found)
     if not inspect.isclass(found):
@@ -114,12 +114,12 @@ def members(name: str, found: Any) -> Iterator[Public]:
 @pytest.fixture(scope="module")
 def public() -> list[Public]:
     """Every public object, once."""
-    found = [p for name in named_on_pages() for p in members(name, resolved(name))]
+    found = [p for name in find_documented_names() for p in find_members(name, resolve(name))]
     return [*{p.name: p for p in found if p.name.rpartition(".")[2] not in ALIASES}.values()]
 
 
-def told(what: str, count: int, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Print a figure, and fail with what spoils it."""
+def report_figure(what: str, count: int, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Print a figure, and fail with the names that reduce it."""
     with capsys.disabled():
         share = 100 * (1 - len(wrong) / count) if count else 100
         print(f"\n{what}: {count - len(wrong)} of {count}, {share:.1f} %")
@@ -128,7 +128,7 @@ def told(what: str, count: int, wrong: list[str], capsys: pytest.CaptureFixture[
 
 def test_api_pages_show_every_public_name_once():
     """Every public name is on one page of the API reference."""
-    shown = named_on_pages()
+    shown = find_documented_names()
     assert len(shown) == len(set(shown)), "shown twice, so that links to it lead to either"
     expected = {f"clika_ref.{home}.{name}" for name, home in clika_ref.MODULE_BY_PUBLIC_NAME.items()}
     assert expected - set(shown) == set()
@@ -136,14 +136,14 @@ def test_api_pages_show_every_public_name_once():
 
 def test_api_pages_show_every_core_module():
     """Every core module is on a page of the API reference."""
-    shown = {name.rpartition(".")[0] if ".errors." in name else name for name in named_on_pages()}
+    shown = {name.rpartition(".")[0] if ".errors." in name else name for name in find_documented_names()}
     assert {f"clika_ref.core.{module.name}" for module in pkgutil.iter_modules(core.__path__)} - shown == set()
 
 
 def test_public_names_have_docstring(public, capsys):
     """Every public name has a docstring."""
     wrong = [p.name for p in public if not p.doc.strip()]
-    told("public names with a docstring", len(public), wrong, capsys)
+    report_figure("public names with a docstring", len(public), wrong, capsys)
 
 
 def test_public_dataclass_fields_documented(public, capsys):
@@ -158,13 +158,13 @@ def test_public_dataclass_fields_documented(public, capsys):
     wrong = [
         name
         for p, name, field in fields
-        if field not in below(p.found) and not re.search(rf"\b{field}\b", p.doc, re.IGNORECASE)
+        if field not in find_documented_fields(p.found) and not re.search(rf"\b{field}\b", p.doc, re.IGNORECASE)
     ]
-    told("fields with a sentence of their own, or in that of their class", len(fields), wrong, capsys)
+    report_figure("fields with a sentence of their own, or in that of their class", len(fields), wrong, capsys)
 
 
-def below(found: type) -> set[str]:
-    """The fields of a class and of those that it follows that have a string below them."""
+def find_documented_fields(found: type) -> set[str]:
+    """Return the fields of a class and its bases that are followed by a docstring."""
     names: set[str] = set()
     for owner in found.__mro__:
         if owner.__module__.startswith("clika_ref"):
@@ -176,21 +176,21 @@ def below(found: type) -> set[str]:
     return names
 
 
-def functions(public: list[Public]) -> list[Public]:
-    """The functions, methods and properties among public names."""
-    return [p for p in public if not inspect.isclass(p.found) and source_of(p.code) is not None]
+def select_functions(public: list[Public]) -> list[Public]:
+    """Return the functions, methods and properties among public names."""
+    return [p for p in public if not inspect.isclass(p.found) and parse_source(p.code) is not None]
 
 
 def test_public_functions_list_raised_errors(public, capsys):
     """Every public function lists the errors that it raises."""
-    raising = [(p, errors_of(p.code, p.owner)) for p in functions(public)]
+    raising = [(p, find_errors(p.code, p.owner)) for p in select_functions(public)]
     raising = [(p, errors - EXCUSED.get(p.name, set())) for p, errors in raising]
     raising = [(p, errors) for p, errors in raising if errors]
-    wrong = [f"{p.name}: {e}" for p, errors in raising for e in sorted(errors) if not is_told(e, p.told)]
-    told("functions that raise, and say so", len(raising), wrong, capsys)
+    wrong = [f"{p.name}: {e}" for p, errors in raising for e in sorted(errors) if not is_documented(e, p.documentation)]
+    report_figure("functions that raise, and say so", len(raising), wrong, capsys)
 
 
-def is_told(error: str, text: str) -> bool:
+def is_documented(error: str, text: str) -> bool:
     """Whether a docstring lists an error, or `ClikaError`."""
     return f"{error}:" in text or (error != "ValueError" and "ClikaError:" in text)
 
@@ -203,18 +203,18 @@ def test_api_index_documents_plugin_errors():
 
 def test_public_functions_name_parameters(public, capsys):
     """The docstring of a public function names its parameters."""
-    taking = [(p, name) for p in public for name in parameters(p)]
-    wrong = [f"{p.name}: {name}" for p, name in taking if ELSEWHERE not in p.doc and not is_named(name, p.doc)]
-    told("parameters that are named in what is said of their function", len(taking), wrong, capsys)
+    taking = [(p, name) for p in public for name in list_parameters(p)]
+    wrong = [f"{p.name}: {name}" for p, name in taking if ELSEWHERE not in p.doc and not is_mentioned(name, p.doc)]
+    report_figure("parameters that are named in what is said of their function", len(taking), wrong, capsys)
 
 
-def is_named(parameter: str, text: str) -> bool:
+def is_mentioned(parameter: str, text: str) -> bool:
     """Whether a text contains the name of a parameter, in singular or plural."""
     stem = parameter.strip("_").removesuffix("s").replace("_", "[_ ]")
     return re.search(rf"\b{stem}(?:s|es)?\b", text, re.IGNORECASE) is not None
 
 
-def parameters(p: Public) -> list[str]:
+def list_parameters(p: Public) -> list[str]:
     """Return the parameters of a function or class with several of them, without ``self``."""
     if isinstance(p.found, property) or dataclasses.is_dataclass(p.found) or is_exception_or_enum(p.found):
         return []  # fields are looked at by themselves
@@ -230,13 +230,13 @@ def is_exception_or_enum(found: Any) -> bool:
 
 def test_public_functions_state_tensor_shapes(public, capsys):
     """The docstring of a function of tensors states their shapes."""
-    taking = [p for p in functions(public) if "Tensor" in annotations(p)]
+    taking = [p for p in select_functions(public) if "Tensor" in read_annotations(p)]
     wrong = [p.name for p in taking if not SHAPE.search(p.doc)]
-    told("functions of tensors that say of which sides", len(taking), wrong, capsys)
+    report_figure("functions of tensors that say of which sides", len(taking), wrong, capsys)
 
 
-def annotations(p: Public) -> str:
-    """The types that a function states, as text."""
+def read_annotations(p: Public) -> str:
+    """Return the types of a function's signature, as text."""
     own = p.found.fget if isinstance(p.found, property) else inspect.unwrap(p.found)
     return (
         " ".join(map(str, getattr(own, "__annotations__", {}).values()))
@@ -248,19 +248,21 @@ def annotations(p: Public) -> str:
 def test_public_quantities_state_unit(public, capsys):
     """The docstring of a quantity states its unit."""
     quantities = [
-        (p, name, unit) for p in public for name in names_in(p) for of, unit in UNITS.items() if re.search(of, name)
+        (p, name, unit) for p in public for name in list_names(p) for of, unit in UNITS.items() if re.search(of, name)
     ]
-    wrong = [f"{p.name}: {name}" for p, name, unit in quantities if not re.search(unit, around(p), re.IGNORECASE)]
-    told("quantities that say their unit", len(quantities), wrong, capsys)
+    wrong = [
+        f"{p.name}: {name}" for p, name, unit in quantities if not re.search(unit, read_documentation(p), re.IGNORECASE)
+    ]
+    report_figure("quantities that say their unit", len(quantities), wrong, capsys)
 
 
-def names_in(p: Public) -> list[str]:
-    """The names of the parameters or fields of a public object, and its own where it is a property."""
+def list_names(p: Public) -> list[str]:
+    """Return the names of the parameters or fields of a public object, and its own if it is a property."""
     if inspect.isclass(p.found):
         return [f.name for f in dataclasses.fields(p.found)] if dataclasses.is_dataclass(p.found) else []
-    return [p.name.rpartition(".")[2]] if isinstance(p.found, property) else parameters(p)
+    return [p.name.rpartition(".")[2]] if isinstance(p.found, property) else list_parameters(p)
 
 
-def around(p: Public) -> str:
+def read_documentation(p: Public) -> str:
     """The docstring of a public object, with those of its fields."""
     return f"{p.doc}\n{inspect.getsource(p.found)}" if inspect.isclass(p.found) else p.doc

@@ -70,11 +70,13 @@ def test_wheel_of_the_conformance_suite_has_no_mutants():
 def test_lowest_versions_not_above_pinned():
     """The lowest versions are not newer than the pinned ones."""
 
-    def parts(version):
+    def split_version(version):
         return [int(part) for part in version.split(".")]
 
     lowest, usual = lowest_versions(), pinned_versions()
-    assert {name: version for name, version in lowest.items() if parts(version) > parts(usual[name])} == {}
+    assert {
+        name: version for name, version in lowest.items() if split_version(version) > split_version(usual[name])
+    } == {}
 
 
 COUNTED = '''

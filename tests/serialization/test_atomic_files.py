@@ -20,14 +20,14 @@ OLD, NEW = b"old", b"new content"
 
 
 @pytest.fixture
-def old(tmp_path) -> Path:
+def old_file(tmp_path) -> Path:
     """A file that is there already."""
     path = tmp_path / "model.onnx"
     path.write_bytes(OLD)
     return path
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -40,8 +40,12 @@ def write(path: Path, *chunks: bytes, error: BaseException | None = None) -> Non
             raise error
 
 
+def raise_full_disk(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class FullFile:
-    """A file on a disk that turns out to be full at one moment: after 15 bytes, or when it is closed."""
+    """A file on a disk that becomes full: after 15 bytes, or when the file is closed."""
 
     def __init__(self, handle, moment: str) -> None:
         self.handle, self.moment, self.room = handle, moment, 15
@@ -72,17 +76,17 @@ def test_write_atomically_file_appears_at_end_of_block(tmp_path):
         file.flush()
         assert not path.exists()
     assert path.read_bytes() == NEW
-    assert names(tmp_path) == ["model.onnx"]
+    assert list_names(tmp_path) == ["model.onnx"]
 
 
-def test_write_atomically_replaces_file_and_keeps_mode(old):
+def test_write_atomically_replaces_file_and_keeps_mode(old_file):
     """An existing file is replaced and keeps its mode."""
-    old.chmod(0o640)
-    with write_atomically(old) as file:
+    old_file.chmod(0o640)
+    with write_atomically(old_file) as file:
         file.write(NEW)
-        assert old.read_bytes() == OLD
-    assert old.read_bytes() == NEW
-    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+        assert old_file.read_bytes() == OLD
+    assert old_file.read_bytes() == NEW
+    assert stat.S_IMODE(old_file.stat().st_mode) == 0o640
 
 
 def test_write_atomically_new_file_follows_umask(tmp_path):
@@ -96,53 +100,50 @@ def test_write_atomically_new_file_follows_umask(tmp_path):
     assert stat.S_IMODE((tmp_path / "model.onnx").stat().st_mode) == 0o640
 
 
-def test_write_atomically_syncs_before_rename(old, monkeypatch):
+def test_write_atomically_syncs_before_rename(old_file, monkeypatch):
     """The bytes are synced before the rename, and the folder after it."""
     events = []
     fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda fd: events.append("sync") or fsync(fd))
     monkeypatch.setattr(Path, "replace", lambda self, to: events.append("rename") or replace(self, to))
-    with write_atomically(old) as file:
+    with write_atomically(old_file) as file:
         file.write(NEW)
     assert events == ["sync", "rename", "sync"]  # the last is the folder
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt(), SystemExit(1), OSError(errno.EIO, "odd")])
-def test_write_atomically_failure_keeps_old_file(old, error):
+def test_write_atomically_failure_keeps_old_file(old_file, error):
     """Any failure is raised unchanged and keeps the old file."""
     with pytest.raises(type(error)) as caught:
-        write(old, NEW, error=error)
+        write(old_file, NEW, error=error)
     assert caught.value is error
-    assert old.read_bytes() == OLD
-    assert names(old.parent) == ["model.onnx"]
+    assert old_file.read_bytes() == OLD
+    assert list_names(old_file.parent) == ["model.onnx"]
 
 
 @pytest.mark.parametrize("moment", ["write", "close", "fsync"])
-def test_write_atomically_full_disk_raises_keeps_old_file(old, monkeypatch, moment):
+def test_write_atomically_full_disk_raises_keeps_old_file(old_file, monkeypatch, moment):
     """A full disk raises an error with the remedy, and the old file stays."""
     real_open = Path.open
 
-    def fail(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
         if moment == "fsync":
-            patch.setattr(os, "fsync", fail)
+            patch.setattr(os, "fsync", raise_full_disk)
         else:
             patch.setattr(Path, "open", lambda path, mode: FullFile(real_open(path, mode), moment))
         with pytest.raises(ModelError) as caught:
-            write(old, *[NEW] * 10)
+            write(old_file, *[NEW] * 10)
     message = (
         r"cannot write '.*model\.onnx': the disk is full \(No space left on device; [\d,]+ MB are free\)\. "
         r"The old file is unchanged\. Free some space, or choose a path on another disk\."
     )
     assert re.fullmatch(message, str(caught.value))
-    assert old.read_bytes() == OLD
-    assert names(old.parent) == ["model.onnx"]
+    assert old_file.read_bytes() == OLD
+    assert list_names(old_file.parent) == ["model.onnx"]
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs limits on the size of files")
-def test_write_atomically_file_size_limit_raises(old):
+def test_write_atomically_file_size_limit_raises(old_file):
     """A file size limit of the system raises the same error."""
     code = (
         "import resource, signal, sys\n"
@@ -152,14 +153,14 @@ def test_write_atomically_file_size_limit_raises(old):
         "with write_atomically(sys.argv[1]) as file:\n"
         "    file.write(bytes(1 << 20))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, old], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, old_file], capture_output=True, text=True, check=False)
     assert "ModelError: cannot write" in done.stderr
     assert "the disk is full (File too large" in done.stderr
-    assert old.read_bytes() == OLD
-    assert names(old.parent) == ["model.onnx"]
+    assert old_file.read_bytes() == OLD
+    assert list_names(old_file.parent) == ["model.onnx"]
 
 
-def test_write_atomically_interrupt_keeps_old_file(old):
+def test_write_atomically_interrupt_keeps_old_file(old_file):
     """An interrupt signal during writing keeps the old file."""
     code = (
         "import os, signal, sys\n"
@@ -170,10 +171,10 @@ def test_write_atomically_interrupt_keeps_old_file(old):
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    for _ in range(1 << 10): file.write(bytes(1 << 10))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, old], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, old_file], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGINT
-    assert old.read_bytes() == OLD
-    assert names(old.parent) == ["model.onnx"]
+    assert old_file.read_bytes() == OLD
+    assert list_names(old_file.parent) == ["model.onnx"]
 
 
 @pytest.mark.parametrize(
@@ -197,19 +198,21 @@ def test_write_atomically_invalid_path_raises_with_remedy(tmp_path, place, messa
     (tmp_path / "file").write_bytes(OLD)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    before = names(tmp_path)
+    before = list_names(tmp_path)
     with pytest.raises(ModelError, match=message), write_atomically(tmp_path / place):
         pass
-    assert names(tmp_path) == before
+    assert list_names(tmp_path) == before
 
 
 def test_write_atomically_permission_denied_raises(tmp_path, monkeypatch):
     """A folder without write permission is named in the error."""
 
-    def refuse(**_):
+    def raise_permission_error(**_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)  # file modes do not restrict root, as which tests may run
+    monkeypatch.setattr(
+        tempfile, "mkdtemp", raise_permission_error
+    )  # file modes do not restrict root, as which tests may run
     with (
         pytest.raises(
             ModelError,
@@ -220,14 +223,14 @@ def test_write_atomically_permission_denied_raises(tmp_path, monkeypatch):
         pass
 
 
-def test_write_atomically_symlink_target_replaced(old, tmp_path):
+def test_write_atomically_symlink_target_replaced(old_file, tmp_path):
     """The target of a symbolic link is replaced, and the link stays."""
     link = tmp_path / "link.onnx"
-    link.symlink_to(old)
+    link.symlink_to(old_file)
     with write_atomically(link) as file:
         file.write(NEW)
     assert link.is_symlink()
-    assert old.read_bytes() == NEW
+    assert old_file.read_bytes() == NEW
 
 
 def test_write_atomically_accepts_longest_name(tmp_path):
@@ -242,11 +245,11 @@ def test_write_atomically_accepts_longest_name(tmp_path):
 
 
 @pytest.fixture
-def both(old) -> tuple[Path, Path]:
+def old_pair(old_file) -> tuple[Path, Path]:
     """A model and its weights, both there already."""
-    data = old.with_name("model.onnx.data")
+    data = old_file.with_name("model.onnx.data")
     data.write_bytes(OLD)
-    return old, data
+    return old_file, data
 
 
 def write_both(main: Path, data: Path) -> None:
@@ -255,25 +258,25 @@ def write_both(main: Path, data: Path) -> None:
         place.with_name(data.name).write_bytes(NEW * 2)
 
 
-def test_atomic_files_appear_together_main_last(both, monkeypatch):
+def test_atomic_files_appear_together_main_last(old_pair, monkeypatch):
     """Several files appear together, the main file last."""
     order = []
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda self, to: order.append(to.name) or replace(self, to))
-    write_both(*both)
+    write_both(*old_pair)
     assert [name for name in order if not name.startswith("old-")] == ["model.onnx.data", "model.onnx"]
-    assert [path.read_bytes() for path in both] == [NEW, NEW * 2]
-    assert names(both[0].parent) == ["model.onnx", "model.onnx.data"]
+    assert [path.read_bytes() for path in old_pair] == [NEW, NEW * 2]
+    assert list_names(old_pair[0].parent) == ["model.onnx", "model.onnx.data"]
 
 
 def test_atomic_files_new_files_written(tmp_path):
     """A new main file and a new companion are written."""
     write_both(tmp_path / "a.onnx", tmp_path / "a.data")
-    assert names(tmp_path) == ["a.data", "a.onnx"]
+    assert list_names(tmp_path) == ["a.data", "a.onnx"]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
-def test_atomic_files_failed_rename_restores_old_companion(both, monkeypatch, error):
+def test_atomic_files_failed_rename_restores_old_companion(old_pair, monkeypatch, error):
     """If the main file cannot be renamed, the old companion is restored."""
     replace = Path.replace
 
@@ -285,12 +288,12 @@ def test_atomic_files_failed_rename_restores_old_companion(both, monkeypatch, er
     monkeypatch.setattr(Path, "replace", stop_at_main)
     expected = ModelError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
-        write_both(*both)
-    assert [path.read_bytes() for path in both] == [OLD, OLD]
-    assert names(both[0].parent) == ["model.onnx", "model.onnx.data"]
+        write_both(*old_pair)
+    assert [path.read_bytes() for path in old_pair] == [OLD, OLD]
+    assert list_names(old_pair[0].parent) == ["model.onnx", "model.onnx.data"]
 
 
-def test_atomic_files_failed_rename_removes_new_companion(old, monkeypatch):
+def test_atomic_files_failed_rename_removes_new_companion(old_file, monkeypatch):
     """If the main file cannot be renamed, the new companion is removed."""
     replace = Path.replace
 
@@ -301,73 +304,72 @@ def test_atomic_files_failed_rename_removes_new_companion(old, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", stop_at_main)
     with pytest.raises(KeyboardInterrupt):
-        write_both(old, old.with_name("model.onnx.data"))
-    assert names(old.parent) == ["model.onnx"]
-    assert old.read_bytes() == OLD
+        write_both(old_file, old_file.with_name("model.onnx.data"))
+    assert list_names(old_file.parent) == ["model.onnx"]
+    assert old_file.read_bytes() == OLD
 
 
-def test_stage_file_companion_is_a_folder_raises(old):
+def test_stage_file_companion_is_a_folder_raises(old_file):
     """The folder keeps its files, and the main file stays as it was."""
-    folder = old.with_name("model.onnx.data")
+    folder = old_file.with_name("model.onnx.data")
     folder.mkdir()
     (folder / "kept").write_bytes(OLD)
     with pytest.raises(ModelError, match=r"cannot write '.*model\.onnx\.data': it is a folder. Add a file name"):
-        write_both(old, folder)
-    assert names(folder) == ["kept"]
-    assert names(old.parent) == ["model.onnx", "model.onnx.data"]
-    assert old.read_bytes() == OLD
+        write_both(old_file, folder)
+    assert list_names(folder) == ["kept"]
+    assert list_names(old_file.parent) == ["model.onnx", "model.onnx.data"]
+    assert old_file.read_bytes() == OLD
 
 
 @pytest.mark.parametrize("kind", [ModelError, TargetError])
-def test_stage_file_error_names_final_path(old, kind):
+def test_stage_file_error_names_final_path(old_file, kind):
     """Errors about a staged file name its final path."""
-    with pytest.raises(kind) as caught, stage_file(old) as place:
+    with pytest.raises(kind) as caught, stage_file(old_file) as place:
         raise kind(f"{place} is no model, nor is {str(place)!r}")
-    assert str(caught.value) == f"{old} is no model, nor is {str(old)!r}"
-    assert names(old.parent) == ["model.onnx"]
-    assert old.read_bytes() == OLD
+    assert str(caught.value) == f"{old_file} is no model, nor is {str(old_file)!r}"
+    assert list_names(old_file.parent) == ["model.onnx"]
+    assert old_file.read_bytes() == OLD
 
 
-def test_stage_file_full_disk_names_final_path(old, monkeypatch):
+def test_stage_file_full_disk_names_final_path(old_file, monkeypatch):
     """A full disk is reported with the final path of a staged file."""
-
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ModelError, match=rf"cannot write '{old}': the disk is full"), stage_file(old) as place:
+    monkeypatch.setattr(os, "fsync", raise_full_disk)
+    with (
+        pytest.raises(ModelError, match=rf"cannot write '{old_file}': the disk is full"),
+        stage_file(old_file) as place,
+    ):
         write(place, NEW)
-    assert names(old.parent) == ["model.onnx"]
+    assert list_names(old_file.parent) == ["model.onnx"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_stage_file_full_disk_of_other_writer_reported(old, code):
+def test_stage_file_full_disk_of_other_writer_reported(old_file, code):
     """A full disk that another writer meets is reported in the same way."""
-    with pytest.raises(ModelError, match=rf"cannot write '{old}': the disk is full"), stage_file(old):
+    with pytest.raises(ModelError, match=rf"cannot write '{old_file}': the disk is full"), stage_file(old_file):
         raise OSError(code, os.strerror(code))
 
 
-def test_stage_file_other_errors_raised_unchanged(old):
+def test_stage_file_other_errors_raised_unchanged(old_file):
     """Other errors around a staged file are raised unchanged."""
-    with pytest.raises(ConnectionError), stage_file(old):
+    with pytest.raises(ConnectionError), stage_file(old_file):
         raise ConnectionError
-    assert names(old.parent) == ["model.onnx"]
+    assert list_names(old_file.parent) == ["model.onnx"]
 
 
-def test_stage_file_failed_rename_explained(old, monkeypatch):
+def test_stage_file_failed_rename_explained(old_file, monkeypatch):
     """A staged file that cannot be renamed raises an error, and the old file stays."""
 
-    def refuse(*_):
+    def raise_permission_error(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr(Path, "replace", raise_permission_error)
     message = (
-        rf"cannot write '{old}': Permission denied. The old file is unchanged. Choose a path that you may write to"
+        rf"cannot write '{old_file}': Permission denied. The old file is unchanged. Choose a path that you may write to"
     )
-    with pytest.raises(ModelError, match=message), stage_file(old) as place:
+    with pytest.raises(ModelError, match=message), stage_file(old_file) as place:
         place.write_bytes(NEW)
-    assert old.read_bytes() == OLD
-    assert names(old.parent) == ["model.onnx"]
+    assert old_file.read_bytes() == OLD
+    assert list_names(old_file.parent) == ["model.onnx"]
 
 
 def test_write_atomically_null_byte_raises():

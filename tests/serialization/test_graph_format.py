@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import sympy
 import torch
+from loaded_copies import load_copy
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -105,7 +106,7 @@ def test_decode_unknown_dtype_raises():
 NUMBERS = {"a": 7, "b": 3}
 
 
-def expressions():
+def make_expressions():
     a, b = make_symbol("a"), make_symbol("b")
     for kind in SYMPY_TO_PYTHON:
         for arguments in ((a, b), (a,), (a, sympy.Integer(2), b), (sympy.Ge(a, b), a, b)):
@@ -119,7 +120,7 @@ def expressions():
                 break
 
 
-@pytest.mark.parametrize(("expr", "value"), list(expressions()))
+@pytest.mark.parametrize(("expr", "value"), list(make_expressions()))
 def test_encode_decode_every_sympy_function(expr, value):
     """Expressions of every function have the same value after decoding."""
     found = decode(json.loads(json.dumps(encode(expr))))
@@ -129,7 +130,7 @@ def test_encode_decode_every_sympy_function(expr, value):
 
 def test_expressions_cover_most_functions():
     """The examples cover most of the functions."""
-    assert len(list(expressions())) > len(SYMPY_TO_PYTHON) * 0.7
+    assert len(list(make_expressions())) > len(SYMPY_TO_PYTHON) * 0.7
 
 
 class Net(nn.Module):
@@ -145,14 +146,14 @@ class Net(nn.Module):
         return {"chunks": x.chunk(2, 1), "rows": x.shape[0] * n, "flat": x.flatten(1), "none": None}
 
 
-def compiled():
+def compile_net():
     inputs = [torch.randn(2, 3, 8, 8), torch.randn(4, 3, 8, 9)]
     return clika_compile(Net().train(), tracing_inputs=inputs, skip_eval_set_mode=True)
 
 
 def test_graph_from_json_restores_whole_graph():
     """A graph is restored with types, symbols, guards, origins, state and aliases."""
-    graph = compiled().graph
+    graph = compile_net().graph
     document = json.loads(json.dumps(graph_to_json(graph)))
     tensors = {n: v.data for n, v in graph.constants.items()}
     again = graph_from_json(document, load_registry().operators.get, tensors)
@@ -168,7 +169,7 @@ def test_graph_from_json_restores_whole_graph():
 
 def test_signature_from_json_restores_signature():
     """A signature is restored."""
-    module = compiled()
+    module = compile_net()
     signature = module.clika_state.signature
     again = signature_from_json(json.loads(json.dumps(signature_to_json(signature))))
     assert again == signature
@@ -176,14 +177,14 @@ def test_signature_from_json_restores_signature():
 
 def test_graph_to_json_equal_for_copies():
     """The document is the same for each copy of a module."""
-    module = compiled()
+    module = compile_net()
     assert graph_to_json(copy.deepcopy(module).graph) == graph_to_json(module.graph)
     assert torch.equal(pickle.loads(pickle.dumps(module)).get_extra_state(), module.get_extra_state())  # noqa: S301
 
 
 def test_graph_from_json_unknown_version_or_operator_raises():
     """A newer or older format and unknown operators raise an error with the remedy."""
-    document = graph_to_json(compiled().graph)
+    document = graph_to_json(compile_net().graph)
     with pytest.raises(
         ModelError,
         match=r"the saved graph has format 99, but this clika-ref reads formats up to \d+. Update clika-ref.",
@@ -225,8 +226,7 @@ def test_load_state_dict_restores_output_structures(function):
     """Structures of outputs are restored by saving, copying and pickling."""
     x = torch.randn(2, 3)
     module = clika_compile(function, tracing_inputs=[x])
-    again = ClikaModule()
-    again.load_state_dict(module.state_dict())
+    again = load_copy(module)
     for made in (again, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
         found, expected = made(x), function(x)
         assert type(found) is type(expected)
@@ -246,13 +246,12 @@ class Kind(str, enum.Enum):  # noqa: UP042 - the older spelling, of which there 
     PLAIN = "plain"
 
 
-def moded(x, mode=Mode.DOUBLE, level=Level.LOW, kind=Kind.PLAIN):
+def branch_on_enums(x, mode=Mode.DOUBLE, level=Level.LOW, kind=Kind.PLAIN):
     return x * 2 if mode is Mode.DOUBLE and level is Level.LOW and kind is Kind.PLAIN else x * 3
 
 
-def copies_of(module):
-    rebuilt = ClikaModule()
-    rebuilt.load_state_dict(module.state_dict())
+def make_copies(module):
+    rebuilt = load_copy(module)
     return rebuilt, copy.deepcopy(module), pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
 
 
@@ -260,7 +259,7 @@ def copies_of(module):
 def test_load_state_dict_restores_enum_arguments(traced):
     """Enum members are restored as defaults and as constants."""
     x = torch.ones(2)
-    for made in copies_of(clika_compile(moded, tracing_inputs=[(x, *traced)])):
+    for made in make_copies(clika_compile(branch_on_enums, tracing_inputs=[(x, *traced)])):
         assert torch.equal(made(x), x * 2)
         assert torch.equal(made(x, Mode.DOUBLE, Level.LOW, Kind.PLAIN), x * 2)
         with pytest.raises(ModelError, match="argument 'mode'"):
@@ -273,13 +272,13 @@ def test_encode_local_enum_raises_and_default_dropped():
     class Local(enum.Enum):
         A = 1
 
-    def local(x, mode=Local.A, act=torch.relu):
+    def branch_on_local_enum(x, mode=Local.A, act=torch.relu):
         return act(x) if mode is Local.A else x
 
     x = torch.ones(2)
     with pytest.raises(ModelError, match=r"cannot save <Local.A: 1>, a Local: only members of enums"):
         encode(Local.A)
-    for made in copies_of(clika_compile(local, tracing_inputs=[x])):
+    for made in make_copies(clika_compile(branch_on_local_enum, tracing_inputs=[x])):
         assert torch.equal(made(x), x)
         with pytest.raises(ModelError, match=r"'mode' was omitted .* default <Local.A: 1> is not stored in a copied"):
             made(x, Local.A)
@@ -291,7 +290,7 @@ def test_encode_local_enum_raises_and_default_dropped():
 
 def test_signature_from_json_unknown_default_raises_if_given():
     """An unknown default raises an error only in calls that pass the argument."""
-    module = clika_compile(moded, tracing_inputs=[torch.ones(2)])
+    module = clika_compile(branch_on_enums, tracing_inputs=[torch.ones(2)])
     document = json.dumps(signature_to_json(module.clika_state.signature)).replace(
         "test_graph_format:Mode", "absent:Mode"
     )
@@ -325,7 +324,7 @@ def test_load_state_dict_unknown_class_named(tmp_path):
 
 def test_load_state_dict_damaged_extra_state_raises():
     """A damaged `_extra_state` raises an error."""
-    state = compiled().state_dict()
+    state = compile_net().state_dict()
     for damaged in (state["_extra_state"][:50], torch.zeros(8, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)):
         with pytest.raises(ModelError, match=r"cannot load _extra_state \(the graph\) of .* bytes: it"):
             ClikaModule().load_state_dict({**state, "_extra_state": damaged})
@@ -333,7 +332,7 @@ def test_load_state_dict_damaged_extra_state_raises():
 
 def test_load_state_dict_missing_weight_raises():
     """A state dict without a weight raises an error in an empty module."""
-    state = compiled().state_dict()
+    state = compile_net().state_dict()
     del state["norm.weight"]
     with pytest.raises(ModelError, match=r"lacks 'norm.weight'"):
         ClikaModule().load_state_dict(state)

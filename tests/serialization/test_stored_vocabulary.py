@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import pytest
 import stored_vocabulary
-from adapted_nets import lora
-from saved_nets import ALL, FEW_BITS, Convolutions, Tokens, batches, compiled, trained
+from adapted_nets import INT4, make_lora_settings
+from saved_nets import ALL, Convolutions, Tokens, compile_net, make_batches, train
 from stored_vocabulary import PINNED_FILE, collect, find_added, find_removed, main, read_pinned
 
 from clika_ref import ClikaCompileOptions, PruningSettings
@@ -41,21 +41,23 @@ def test_main_rename_requires_raised_format(monkeypatch, tmp_path):
 # Names that real modules write
 
 
-def quantized_and_pruned():
-    module = compiled(settings=None)
-    module.clika_prune(PruningSettings("2:4", None), calibration_inputs=batches(Convolutions))
-    module.clika_initialize_algorithms(ALL, calibration_inputs=batches(Convolutions))
+def make_quantized_and_pruned():
+    module = compile_net(settings=None)
+    module.clika_prune(PruningSettings("2:4", None), calibration_inputs=make_batches(Convolutions))
+    module.clika_initialize_algorithms(ALL, calibration_inputs=make_batches(Convolutions))
     return module
 
 
 MODULES = {
-    "float": lambda: compiled(settings=None, tracing_inputs=batches(Convolutions)),
-    "INT8": lambda: compiled(weight_rounding="on", bias_correction="on"),
-    "INT8, smoothed": lambda: compiled(Tokens, smoothing="on"),
-    "INT4": lambda: compiled(Tokens, FEW_BITS, weight_rounding="on"),
-    "pruned": quantized_and_pruned,
-    "LoRA": lambda: compiled(Tokens, clika_compile_options=ClikaCompileOptions(global_lora_settings=lora())),
-    "QAT": lambda: trained(compiled(), Convolutions),
+    "float": lambda: compile_net(settings=None, tracing_inputs=make_batches(Convolutions)),
+    "INT8": lambda: compile_net(weight_rounding="on", bias_correction="on"),
+    "INT8, smoothed": lambda: compile_net(Tokens, smoothing="on"),
+    "INT4": lambda: compile_net(Tokens, INT4, weight_rounding="on"),
+    "pruned": make_quantized_and_pruned,
+    "LoRA": lambda: compile_net(
+        Tokens, clika_compile_options=ClikaCompileOptions(global_lora_settings=make_lora_settings())
+    ),
+    "QAT": lambda: train(compile_net(), Convolutions),
 }
 
 
@@ -66,7 +68,7 @@ def files():
     return {name: unpack_file(serialized) for name, serialized in written.items()}
 
 
-def names_of(document, tensors):
+def read_names(document, tensors):
     """Return the names in a file by table; names of the user's weights, layers and activations are left out."""
     graph, names = document["graph"], defaultdict(set)
 
@@ -78,7 +80,10 @@ def names_of(document, tensors):
     add("SignatureKey", document["signature"])
     add("LeafKind", (leaf[0] for leaf in document["signature"]["leaves"]))
     add("operators", (f"{node[0]}({', '.join(sorted(node[2]))})" for node in graph["nodes"]))
-    add("AttributeForm", (form for node in graph["nodes"] for i in (*node[1], *node[2].values()) for form in forms(i)))
+    add(
+        "AttributeForm",
+        (form for node in graph["nodes"] for i in (*node[1], *node[2].values()) for form in find_forms(i)),
+    )
     add("ClikaCompileOptions", document["options"])
     add("LoraSettings", document["options"]["global_lora_settings"] or ())
     add(
@@ -108,11 +113,15 @@ def names_of(document, tensors):
     return names
 
 
-def forms(attribute):
+def find_forms(attribute):
     """Return the keys of an attribute's encoding, also of nested ones."""
     if isinstance(attribute, list):
-        return {form for item in attribute for form in forms(item)}
-    return {key for key in attribute for key in (key, *forms(attribute[key]))} if isinstance(attribute, dict) else set()
+        return {form for item in attribute for form in find_forms(item)}
+    return (
+        {key for key in attribute for key in (key, *find_forms(attribute[key]))}
+        if isinstance(attribute, dict)
+        else set()
+    )
 
 
 def test_saved_modules_contain_pinned_names_only(files):
@@ -121,7 +130,7 @@ def test_saved_modules_contain_pinned_names_only(files):
     unknown = {
         (module, table, name)
         for module, parts in files.items()
-        for table, names in names_of(*parts).items()
+        for table, names in read_names(*parts).items()
         for name in names - {*pinned[table]}
     }
     assert not unknown
@@ -137,13 +146,13 @@ WRITTEN_TABLES = (
 @pytest.mark.parametrize("table", WRITTEN_TABLES)
 def test_saved_modules_contain_each_pinned_name(files, table):
     """No pinned name is unused: the files of all modules contain each."""
-    written = set().union(*(names_of(*parts)[table] for parts in files.values()))
+    written = set().union(*(read_names(*parts)[table] for parts in files.values()))
     assert {*read_pinned()[table]} == written
 
 
 def test_extra_state_contains_pinned_names(files):
     """The extra state of a state dict has the names of a file, without those of ``clika_save``."""
-    document, _ = read_extra_state(compiled().get_extra_state())
+    document, _ = read_extra_state(compile_net().get_extra_state())
     saved = files["INT8"][0]
     assert [*document] == [*saved][: len(document)]
     assert document["quantization"].keys() == saved["quantization"].keys()
@@ -155,4 +164,4 @@ def test_names_of_renamed_key_found(files):
     document, tensors = files["INT8"]
     changed = copy.deepcopy(document)
     changed["quantization"]["plan"]["moved"] = changed["quantization"]["plan"].pop("gptq")
-    assert "moved" in names_of(changed, tensors)["PlanKey"] - {*read_pinned()["PlanKey"]}
+    assert "moved" in read_names(changed, tensors)["PlanKey"] - {*read_pinned()["PlanKey"]}

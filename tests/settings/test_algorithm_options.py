@@ -46,7 +46,7 @@ def test_clika_compile_options_wrong_type_names_expected(options, kind):
         ClikaCompileOptions(**options)
 
 
-def quantized(**options):
+def quantize(**options):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 8)).eval()
     spread = torch.Generator().manual_seed(2)
@@ -64,42 +64,42 @@ def test_clika_compile_unknown_observer_raises():
     with pytest.raises(
         ModelError, match=r"option 'observer' is 'median'. Choose one of 'auto', 'every', 'min-max', 'mean"
     ):
-        quantized(observer="median")
+        quantize(observer="median")
 
 
 def test_clika_compile_options_off_and_on_control_algorithms():
     """Algorithms that are off are not used, and those that are on are used."""
     every = ("weight_rounding", "bias_correction")
-    off, on = (quantized(**dict.fromkeys(every, switch)) for switch in ("off", "on"))
+    off, on = (quantize(**dict.fromkeys(every, switch)) for switch in ("off", "on"))
     assert not off.offsets
     assert not off.corrections
     assert on.offsets.keys() == on.corrections.keys() == on.weights.keys()
-    wide = quantized(observer="min-max", weight_rounding="off")
-    assert wide.activations["input"].scale > quantized(observer="percentile-99.99").activations["input"].scale
+    wide = quantize(observer="min-max", weight_rounding="off")
+    assert wide.activations["input"].scale > quantize(observer="percentile-99.99").activations["input"].scale
 
 
 def test_weight_clipping_off_covers_whole_weight(monkeypatch):
     """Without clipping, scales cover the whole weight."""
     monkeypatch.setattr(planning, "find_clipped_scales", lambda weight, *_: torch.ones(len(weight)))
-    whole, clipped = (quantized(weight_clipping=switch, weight_rounding="off") for switch in ("off", "auto"))
+    whole, clipped = (quantize(weight_clipping=switch, weight_rounding="off") for switch in ("off", "auto"))
     assert all((scales < 1).all() for scales in whole.weights.values())
     assert all((scales == 1).all() for scales in clipped.weights.values())
 
 
 def test_weight_rounding_auto_kept_only_if_error_falls(monkeypatch):
     """An algorithm on 'auto' is kept only if it reduces the error."""
-    found = quantized().offsets
+    found = quantize().offsets
     assert found
     worse = {name: RoundedWeight(torch.full_like(moved, 9), 1.0) for name, moved in found.items()}
     monkeypatch.setattr(pipeline, "round_weights", lambda *_, **__: worse)
-    assert not quantized().offsets
-    assert quantized(weight_rounding="on").offsets
+    assert not quantize().offsets
+    assert quantize(weight_rounding="on").offsets
 
 
 def test_algorithm_seconds_expired_skips_auto():
     """Algorithms on 'auto' are skipped after the time limit; those that are on are used."""
-    late = quantized(algorithm_seconds=1e-9)
+    late = quantize(algorithm_seconds=1e-9)
     assert not late.offsets
     assert not late.corrections
     assert late.weights
-    assert quantized(algorithm_seconds=1e-9, bias_correction="on").corrections
+    assert quantize(algorithm_seconds=1e-9, bias_correction="on").corrections

@@ -14,8 +14,8 @@ from clika_ref.settings.compile_options import deployment_settings_named
 
 
 @pytest.fixture
-def kinds():
-    """Classes of settings by name, which no other test is to find; before there are any, somebody asks for them."""
+def deployment_classes():
+    """Classes of settings by name, which no other test finds; some are asked for before any exist."""
     made_up = [deployment_settings_named(name) for name in ("derived", "interpreter")]
 
     class OfAVendor(BaseDeploymentSettings):
@@ -40,14 +40,14 @@ def kinds():
         kind.target = ""  # something may hold the class, and it would be found
 
 
-def test_deployment_settings_named_finds_derived_classes(kinds):
+def test_deployment_settings_named_finds_derived_classes(deployment_classes):
     """Settings classes are found through intermediate base classes, base classes first."""
-    assert type(deployment_settings_named("derived")) is kinds["Derived"]
+    assert type(deployment_settings_named("derived")) is deployment_classes["Derived"]
     assert type(deployment_settings_named("trt")) is DeploymentSettings_TensorRT_ONNX
     assert str(deployment_settings_named("toaster")) == "toaster"
 
 
-@pytest.mark.usefixtures("kinds")
+@pytest.mark.usefixtures("deployment_classes")
 @pytest.mark.parametrize(
     ("call", "kind"), [(deployment_settings_named, TargetError), (deployment_settings_for, MisuseError)]
 )
@@ -58,11 +58,11 @@ def test_deployment_settings_required_field_raises(call, kind):
         call("interpreter")
 
 
-def test_settings_load_from_path_sets_required_field(kinds, tmp_path):
+def test_settings_load_from_path_sets_required_field(deployment_classes, tmp_path):
     """A settings file sets the fields without a default."""
     path = tmp_path / "settings.yaml"
     path.write_text("deployment_settings:\n  target_framework: interpreter\n  clock: 2.0\n  cores: 8\n")
-    assert clika_ref.Settings.load_from_path(path).deployment_settings == kinds["Chip"](8, 2.0)
+    assert clika_ref.Settings.load_from_path(path).deployment_settings == deployment_classes["Chip"](8, 2.0)
     path.write_text("deployment_settings:\n  target_framework: interpreter\n  clock: 2.0\n")
     with pytest.raises(ModelError, match=r"deployment_settings lacks cores, which have no default in .*Chip"):
         clika_ref.Settings.load_from_path(path)

@@ -109,7 +109,7 @@ def test_clika_compile_checks_mutated_lists_before_data():
     layers = {"0": LayerQuantizationSettings(weights_num_bits=[8])}
     widths.append(99)
 
-    def compiled(settings):
+    def compile_layer(settings):
         clika_compile(
             nn.Sequential(nn.Linear(4, 4)),
             tracing_inputs=[torch.zeros(1, 4)],
@@ -120,10 +120,10 @@ def test_clika_compile_checks_mutated_lists_before_data():
         )
 
     with pytest.raises(ModelError, match=r"QuantizationSettings.weights_num_bits is \[8, 4, 99\]. Give"):
-        compiled(settings)
+        compile_layer(settings)
     layers["0"].weights_num_bits.append(0)
     with pytest.raises(ModelError, match=r"LayerQuantizationSettings.weights_num_bits is \[8, 0\]. Give"):
-        compiled(QuantizationSettings())
+        compile_layer(QuantizationSettings())
 
 
 @pytest.mark.parametrize(

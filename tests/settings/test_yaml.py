@@ -69,7 +69,7 @@ def read(tmp_path):
     return read_text
 
 
-def refused(read, text):
+def read_rejection(read, text):
     """Return the error for a file with a given text, without its path."""
     with pytest.raises(ModelError) as caught:
         read(text)
@@ -157,7 +157,7 @@ OTHERWISE = [
 """Settings of each kind that are not those that it comes with."""
 
 
-def within(own):
+def nest_settings(own):
     """Return complete settings that contain the given ones."""
     if isinstance(own, LayerQuantizationSettings):
         return Settings(layer_settings={"a": LayerSettings(quantization_settings=own)})
@@ -177,7 +177,7 @@ def within(own):
 @pytest.mark.parametrize("own", OTHERWISE, ids=lambda own: type(own).__name__)
 def test_settings_round_trip_each_class(own, tmp_path):
     """The settings of each class load as saved."""
-    settings = within(own)
+    settings = nest_settings(own)
     settings.save_to_path(tmp_path / "clika.yaml")
     assert Settings.load_from_path(tmp_path / "clika.yaml") == settings
 
@@ -279,7 +279,7 @@ FULL = "weights_utilize_full_int_range"
         (f"deployment_settings: {{{FULL}: false}}\nglobal_quantization_settings: {{{FULL}: true}}", True),
         (f"deployment_settings: {{target_framework: trt, {FULL}: false}}", None),
     ],
-    ids=["beside the target", "in words", "the name of a plugin", "both", "where the target does not saturate"],
+    ids=["next to the target", "in words", "the name of a plugin", "both", "where the target does not saturate"],
 )
 def test_settings_load_weight_range_in_deployment_section(read, text, expected):
     """The weight range in the deployment section becomes a quantization setting."""
@@ -382,12 +382,12 @@ def test_settings_load_old_threshold_scale_warns(read):
 )
 def test_settings_load_invalid_entry_reports_line(read, text, message):
     """An invalid entry raises an error with its line."""
-    assert re.search(message, refused(read, text)), refused(read, text)
+    assert re.search(message, read_rejection(read, text)), read_rejection(read, text)
 
 
 def test_settings_load_reports_all_errors_at_once(read):
     """All errors of a file are reported at once."""
-    told = refused(read, "zebra: 1\ntraining_settings:\n  stats_steps: x\n  steps: 3\n  random_seed: 1.5\n")
+    told = read_rejection(read, "zebra: 1\ntraining_settings:\n  stats_steps: x\n  steps: 3\n  random_seed: 1.5\n")
     assert told.splitlines()[0] == "cannot read the settings in clika.yaml: it has 4 errors:"
     assert [line[:9] for line in told.splitlines()[1:]] == ["  line 1:", "  line 3:", "  line 4:", "  line 5:"]
 
@@ -395,7 +395,7 @@ def test_settings_load_reports_all_errors_at_once(read):
 def test_settings_load_alias_bomb_read_quickly(read):
     """Nested aliases that would expand to a gigabyte are read without expansion."""
     lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]
-    told = refused(read, "\n".join([*lines, "global_quantization_settings: {weights_num_bits: *a39}"]))
+    told = read_rejection(read, "\n".join([*lines, "global_quantization_settings: {weights_num_bits: *a39}"]))
     assert "weights_num_bits is ['a list', 'a list']" in told
 
 

@@ -63,7 +63,7 @@ def draw_case(op: Operator, seed: int) -> Case:
     return Case(op, [realize(o, generator) if isinstance(o, TensorSample) else o for o in full.operands], full.attrs)
 
 
-def types_of(case: Case, operands: list[Any]) -> tuple[TensorType, ...]:
+def infer_case_types(case: Case, operands: list[Any]) -> tuple[TensorType, ...]:
     """Infer the output types; where sizes depend on the data, a lowering must not know any: they become symbols."""
     try:
         return infer_types(case.op, operands, case.attrs)
@@ -75,7 +75,7 @@ def types_of(case: Case, operands: list[Any]) -> tuple[TensorType, ...]:
     )
 
 
-def graph_of(case: Case) -> Graph:
+def build_case_graph(case: Case) -> Graph:
     graph = Graph(case.op.name)
     inputs: list[Any] = []
     for operand in case.operands:
@@ -83,7 +83,7 @@ def graph_of(case: Case) -> Graph:
             inputs.append(graph.add_input(TensorType(operand.dtype, tuple(operand.shape)), f"x{len(graph.inputs)}"))
         else:
             inputs.append(operand)
-    types = types_of(case, inputs)
+    types = infer_case_types(case, inputs)
     node = graph.insert(Node(case.op, inputs, case.attrs), types)
     for value in node.outputs:
         graph.add_output(value)
@@ -101,8 +101,8 @@ def run_onnx(graph: Graph, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.from_numpy(np.asarray(r)) for r in session.run(None, feed)]
 
 
-def mismatch(case: Case, expected: list[torch.Tensor], actual: list[torch.Tensor]) -> str | None:
-    """Say how the target differs from eager beyond rounding, or return None.
+def find_mismatch(case: Case, expected: list[torch.Tensor], actual: list[torch.Tensor]) -> str | None:
+    """Return a message about the difference of the target from eager beyond rounding, or None.
 
     Floats are judged by the error that eager itself makes against float64: at most 20 times as much (correct runtimes
     reach 19.9, the mildest precision cheat starts at 82) plus 4 ulp of the largest element.
@@ -125,3 +125,11 @@ def mismatch(case: Case, expected: list[torch.Tensor], actual: list[torch.Tensor
             if worst > bound:
                 return f"output {index}: off by {worst:.3g}, allowed {bound:.3g} (largest element {scale:.3g})"
     return None
+
+
+def assert_runtime_equals_eager(op: Operator, *operands: Any, **attrs: Any) -> None:
+    """Assert that ONNX Runtime computes a call as eager does, up to rounding."""
+    call = op.call(*operands, **attrs)
+    case = Case(op, list(call.operands), call.attrs)
+    difference = find_mismatch(case, case.eager(), run_onnx(build_case_graph(case), case.tensors))
+    assert difference is None, f"{case}: {difference}"

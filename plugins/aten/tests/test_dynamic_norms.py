@@ -76,7 +76,7 @@ CASES = [
 ]
 
 
-def graph_of(op, operands, attrs, low=0):
+def build_graph(op, operands, attrs, low=0):
     """Return a graph of one call; each symbol is at least ``low``, and read from the first dim that equals it."""
     graph = Graph(op.name)
     values = []
@@ -95,7 +95,7 @@ def graph_of(op, operands, attrs, low=0):
     return graph
 
 
-def tensor_of(kind, sizes):
+def make_tensor(kind, sizes):
     shape = resolve(kind.shape, sizes)
     return torch.rand(shape) if kind.dtype.is_floating_point else torch.randint(0, 2, shape)
 
@@ -103,9 +103,9 @@ def tensor_of(kind, sizes):
 @pytest.mark.parametrize(("op", "operands", "attrs"), CASES, ids=lambda v: getattr(v, "name", None))
 def test_norms_and_losses_one_artifact_serves_all_sizes(op, operands, attrs):
     """One artifact computes eager's results at all sizes."""
-    graph = graph_of(op, operands, attrs)
+    graph = build_graph(op, operands, attrs)
     for sizes in SIZES:
-        inputs = [tensor_of(value.type, sizes) for value in graph.inputs]
+        inputs = [make_tensor(value.type, sizes) for value in graph.inputs]
         expected, _ = interpret(graph, inputs)
         found = run_onnx(graph, inputs)
         shapes = [(resolve(value.type.shape, sizes), value.type.dtype) for value in graph.outputs]
@@ -117,8 +117,8 @@ def test_norms_and_losses_one_artifact_serves_all_sizes(op, operands, attrs):
 
 def test_group_norm_empty_batch_runs():
     """group_norm accepts an empty batch."""
-    graph = graph_of(norms.group_norm, [(N, 4, M, K), (4,), (4,)], {"num_groups": 2})
-    inputs = [tensor_of(value.type, {"n": 0, "m": 2, "k": 3}) for value in graph.inputs]
+    graph = build_graph(norms.group_norm, [(N, 4, M, K), (4,), (4,)], {"num_groups": 2})
+    inputs = [make_tensor(value.type, {"n": 0, "m": 2, "k": 3}) for value in graph.inputs]
     assert run_onnx(graph, inputs)[0].shape == (0, 4, 2, 3)
 
 
@@ -158,8 +158,8 @@ def test_group_norm_empty_batch_runs():
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 def test_norms_and_losses_one_artifact_serves_empty_dims(op, operands, attrs, sizes):
     """One artifact computes eager's results where dynamic dims are 0."""
-    graph = graph_of(op, operands, attrs)
-    inputs = [tensor_of(value.type, sizes) for value in graph.inputs]
+    graph = build_graph(op, operands, attrs)
+    inputs = [make_tensor(value.type, sizes) for value in graph.inputs]
     expected, _ = interpret(graph, inputs)
     torch.testing.assert_close(run_onnx(graph, inputs), expected, equal_nan=True)  # as above, where there are elements
 
@@ -167,13 +167,13 @@ def test_norms_and_losses_one_artifact_serves_empty_dims(op, operands, attrs, si
 def test_cdist_uses_matmul_only_for_nonempty_vectors():
     """cdist uses MatMul only if its vectors cannot be empty."""
     operands, attrs = [(N, M), (K, M)], {"compute_mode": 1}
-    possible, impossible = (emit(graph_of(distance.cdist, operands, attrs, low)).graph for low in (0, 1))
+    possible, impossible = (emit(build_graph(distance.cdist, operands, attrs, low)).graph for low in (0, 1))
     assert "MatMul" in {node.op_type for node in impossible}
     assert "MatMul" not in {node.op_type for node in possible}
 
 
 def test_mean_nonempty_dim_lowers_to_single_reduce_mean():
     """A mean over a dim that cannot be empty is a single ReduceMean."""
-    possible, impossible = (emit(graph_of(reduction.mean, [(N, M)], {"dim": (1,)}, low)).graph for low in (0, 1))
+    possible, impossible = (emit(build_graph(reduction.mean, [(N, M)], {"dim": (1,)}, low)).graph for low in (0, 1))
     assert [node.op_type for node in impossible] == ["ReduceMean"]
     assert [node.op_type for node in possible][-1] == "Div"

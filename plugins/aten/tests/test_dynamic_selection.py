@@ -48,8 +48,8 @@ def ints(*shape: Any) -> TensorType:
     return TensorType(torch.int64, shape)
 
 
-def graph_of(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]) -> Graph:
-    """Build one call; both symbols are read from a carrier of their own, so that attributes may use them."""
+def build_graph(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]) -> Graph:
+    """Build one call; both symbols are read from an input of their own, so that attributes may use them."""
     graph = Graph(op.name)
     carrier = graph.add_input(floats(N, M), "carrier")
     for dim, symbol in enumerate((N, M)):
@@ -62,7 +62,7 @@ def graph_of(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any], typ
     return graph
 
 
-def tensor_of(type: TensorType, sizes: dict[str, int]) -> torch.Tensor:
+def make_tensor(type: TensorType, sizes: dict[str, int]) -> torch.Tensor:
     shape, generator = resolve(type.shape, sizes), torch.Generator().manual_seed(0)
     if type.dtype == torch.float32:
         return torch.randn(shape, generator=generator)
@@ -140,19 +140,19 @@ FOUND = [
 @pytest.mark.parametrize(("op", "operands", "attrs"), CALLS, ids=lambda part: getattr(part, "name", ""))
 def test_selection_one_artifact_serves_all_sizes(op, operands, attrs):
     """One artifact computes eager's results at all sizes."""
-    compare(graph_of(op, operands, attrs, ()))
+    compare(build_graph(op, operands, attrs, ()))
 
 
 @pytest.mark.parametrize(("op", "operands", "attrs", "types"), FOUND, ids=lambda part: getattr(part, "name", ""))
 def test_selection_data_dependent_size_found_at_run_time(op, operands, attrs, types):
     """Sizes that depend on data are found at run time."""
-    compare(graph_of(op, operands, attrs, types), typed=not types)
+    compare(build_graph(op, operands, attrs, types), typed=not types)
 
 
 def compare(graph: Graph, *, typed: bool = True) -> None:
     """Compare interpreter, ONNX Runtime and the types of the graph, at several sizes."""
     for sizes in SIZES:
-        tensors = [tensor_of(value.type, sizes) for value in graph.inputs]
+        tensors = [make_tensor(value.type, sizes) for value in graph.inputs]
         if graph.name not in WRAPPING:
             tensors = [torch.zeros_like(t) if t.dtype == torch.int64 else t for t in tensors]
         expected, _ = interpret(graph, tensors)
@@ -179,6 +179,6 @@ def test_index_reversed_arange_not_fused_to_slice(start, end, step):
 
 def test_cumprod_dynamic_length_raises():
     """A cumulative product needs a known length."""
-    graph = graph_of(cumulative.cumprod, (floats(N, M),), {"dim": 1}, ())
+    graph = build_graph(cumulative.cumprod, (floats(N, M),), {"dim": 1}, ())
     with pytest.raises(TargetError, match=r"operator along the dynamic dim m: ONNX has no form for it. Give the dim"):
         emit(graph)

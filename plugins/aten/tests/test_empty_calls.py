@@ -20,7 +20,7 @@ from clika_ref_aten import (
     linear,
     loss,
 )
-from one_operator import Case, graph_of, run_onnx
+from one_operator import Case, build_case_graph, run_onnx
 
 NUMBERS = torch.empty(2, 0), torch.empty(2, 0)
 LOSSES = [
@@ -33,7 +33,7 @@ LOSSES = [
 def assert_same(op, *operands, **attrs):
     call = op.call(*operands, **attrs)
     case = Case(op, list(call.operands), call.attrs)
-    for expected, actual in zip(case.eager(), run_onnx(graph_of(case), case.tensors), strict=True):
+    for expected, actual in zip(case.eager(), run_onnx(build_case_graph(case), case.tensors), strict=True):
         assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
         assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0)), actual
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from clika_ref_aten import normalization, reduction, scattering, searching, sorting, variance
-from one_operator import Case, graph_of, run_onnx
+from one_operator import Case, build_case_graph, run_onnx
 
 INSTANCES = {"momentum": 0.1, "per_instance": True}
 
@@ -40,6 +40,6 @@ def test_lowering_of_empty_tensors_equals_eager(op, operands, attrs):
     """Lowerings of empty tensors return eager's results."""
     call = op.call(*operands, **attrs)
     case = Case(op, list(call.operands), call.attrs)
-    for expected, actual in zip(case.eager(), run_onnx(graph_of(case), case.tensors), strict=True):
+    for expected, actual in zip(case.eager(), run_onnx(build_case_graph(case), case.tensors), strict=True):
         assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
         assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0)), actual

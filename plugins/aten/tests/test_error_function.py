@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from clika_ref_aten import exponential, gating
-from one_operator import Case, graph_of, run_onnx
+from one_operator import Case, build_case_graph, run_onnx
 
 from clika_ref import clika_compile
 
@@ -25,7 +25,7 @@ def test_erf_float64_within_8_ulp(op):
     """erf, erfc and gelu are accurate to 8 ulp in float64."""
     call = op.call(EVERYWHERE)
     case = Case(op, list(call.operands), call.attrs)
-    (expected,), (found,) = case.eager(), run_onnx(graph_of(case), case.tensors)
+    (expected,), (found,) = case.eager(), run_onnx(build_case_graph(case), case.tensors)
     size = {"erf": expected.abs(), "erfc": torch.ones(()), "gelu": EVERYWHERE.abs()}[op.name]
     finite = expected.isfinite()
     assert torch.equal(found[~finite].nan_to_num(7.0), expected[~finite].nan_to_num(7.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from clika_ref_aten.plugin import clika_ref_operators
-from one_operator import draw_case, graph_of, mismatch, run_onnx, types_of
+from one_operator import build_case_graph, draw_case, find_mismatch, infer_case_types, run_onnx
 
 from clika_ref.core.types import TensorType
 
@@ -20,7 +20,7 @@ def test_infer_types_equals_types_of_results(op):
         case = draw_case(op, seed)
         operands = [TensorType(o.dtype, tuple(o.shape)) if isinstance(o, torch.Tensor) else o for o in case.operands]
         real = tuple(TensorType(r.dtype, tuple(r.shape)) for r in case.eager())
-        found = types_of(case, operands)
+        found = infer_case_types(case, operands)
         if all(t.is_static for t in found):
             assert found == real, str(case)
         else:  # sizes depend on the data
@@ -33,7 +33,7 @@ def test_onnx_lowering_agrees_with_eager(op):
     assert op.lowering is not None, f"{op.name} has no ONNX lowering"
     for seed in range(DRAWS):
         case = draw_case(op, seed)
-        difference = mismatch(case, case.eager(), run_onnx(graph_of(case), case.tensors))
+        difference = find_mismatch(case, case.eager(), run_onnx(build_case_graph(case), case.tensors))
         assert difference is None, f"{case}: {difference}"
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers PyTorch's own quantizers
 from clika_ref_aten.quantization import dequantize, quantize
-from one_operator import Case, graph_of, run_onnx
+from one_operator import Case, build_case_graph, run_onnx
 
 from clika_ref.core.errors import ModelError, PassError
 from clika_ref.core.inference import Builder, infer_types
@@ -20,10 +20,10 @@ SCALES = torch.tensor([0.5, 0.03125, 1.0])  # powers of two: a product with the 
 ZERO_POINTS = torch.tensor([0, 3, -128])
 
 
-def on_onnx_runtime(op, *operands, **attrs):
+def run_onnx_and_compare(op, *operands, **attrs):
     call = op.call(*operands, **attrs)
     case = Case(op, list(call.operands), call.attrs)
-    (actual,) = run_onnx(graph_of(case), case.tensors)
+    (actual,) = run_onnx(build_case_graph(case), case.tensors)
     assert torch.equal(actual, op(*call.operands, **call.attrs)), str(case)
     return actual
 
@@ -31,38 +31,38 @@ def on_onnx_runtime(op, *operands, **attrs):
 def test_quantize_ties_round_to_even():
     """Ties round to the even neighbour."""
     halves = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])
-    assert on_onnx_runtime(quantize, halves, 1.0, 0).tolist() == [-2, -2, 0, 0, 2, 2]
-    assert on_onnx_runtime(quantize, halves, 1.0, 7).tolist() == [5, 5, 7, 7, 9, 9]
+    assert run_onnx_and_compare(quantize, halves, 1.0, 0).tolist() == [-2, -2, 0, 0, 2, 2]
+    assert run_onnx_and_compare(quantize, halves, 1.0, 7).tolist() == [5, 5, 7, 7, 9, 9]
 
 
 def test_quantize_out_of_bounds_saturates():
     """Elements beyond the quantized range saturate."""
     x = torch.tensor([-torch.inf, -1e30, 1e30, torch.inf])
-    assert on_onnx_runtime(quantize, x, 0.1, -128).tolist() == [-128, -128, 127, 127]
-    assert on_onnx_runtime(quantize, x, 0.1, 127, quant_min=-127).tolist() == [-127, -127, 127, 127]
-    assert on_onnx_runtime(quantize, x, 0.1, 3, dtype=torch.uint8, quant_max=15).tolist() == [0, 0, 15, 15]
+    assert run_onnx_and_compare(quantize, x, 0.1, -128).tolist() == [-128, -128, 127, 127]
+    assert run_onnx_and_compare(quantize, x, 0.1, 127, quant_min=-127).tolist() == [-127, -127, 127, 127]
+    assert run_onnx_and_compare(quantize, x, 0.1, 3, dtype=torch.uint8, quant_max=15).tolist() == [0, 0, 15, 15]
 
 
 def test_quantize_zero_point_added_before_clamp():
     """The zero point is added before the clamp."""
-    assert on_onnx_runtime(quantize, torch.tensor([-10.0, 20.0]), 0.1, 100).tolist() == [0, 127]
+    assert run_onnx_and_compare(quantize, torch.tensor([-10.0, 20.0]), 0.1, 100).tolist() == [0, 127]
 
 
 def test_quantize_square_weight_uses_scale_of_axis():
     """Each channel of a square weight has its own scale."""
     w = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
     scales, zeros = torch.tensor([0.5, 0.25]), torch.tensor([0, 0])
-    assert on_onnx_runtime(quantize, w, scales, zeros, axis=0).tolist() == [[2, 2], [4, 4]]
-    assert on_onnx_runtime(quantize, w, scales, zeros, axis=-1).tolist() == [[2, 4], [2, 4]]
+    assert run_onnx_and_compare(quantize, w, scales, zeros, axis=0).tolist() == [[2, 2], [4, 4]]
+    assert run_onnx_and_compare(quantize, w, scales, zeros, axis=-1).tolist() == [[2, 4], [2, 4]]
     q = torch.tensor([[1, 1], [1, 1]], dtype=torch.int8)
-    assert on_onnx_runtime(dequantize, q, scales, zeros, axis=1).tolist() == [[0.5, 0.25], [0.5, 0.25]]
+    assert run_onnx_and_compare(dequantize, q, scales, zeros, axis=1).tolist() == [[0.5, 0.25], [0.5, 0.25]]
 
 
 def test_dequantize_int32_bias_keeps_digits():
     """INT32 biases keep their digits."""
     q = torch.tensor([2**31 - 1, -(2**31), 12345], dtype=torch.int32)
-    assert on_onnx_runtime(dequantize, q, 2.0**-10).tolist() == [2.0**21, -(2.0**21), 12345 / 1024]
-    on_onnx_runtime(dequantize, q, SCALES, ZERO_POINTS, axis=0)
+    assert run_onnx_and_compare(dequantize, q, 2.0**-10).tolist() == [2.0**21, -(2.0**21), 12345 / 1024]
+    run_onnx_and_compare(dequantize, q, SCALES, ZERO_POINTS, axis=0)
 
 
 FORMS = [

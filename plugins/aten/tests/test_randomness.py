@@ -10,7 +10,7 @@ import pytest
 import torch
 from clika_ref_aten import dropout, randomness
 from clika_ref_aten.plugin import clika_ref_operators
-from one_operator import Case, draw_case, graph_of, run_onnx
+from one_operator import Case, build_case_graph, draw_case, run_onnx
 
 from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
@@ -27,7 +27,7 @@ SIX_SIGMA = 6  # a mean of COUNT draws strays further once in 10**9 runs
 def run(op, *operands, **attrs):
     call = op.call(*operands, **attrs)
     case = Case(op, list(call.operands), call.attrs)
-    return run_onnx(graph_of(case), case.tensors)
+    return run_onnx(build_case_graph(case), case.tensors)
 
 
 def assert_moments(values, mean, deviation):
@@ -42,7 +42,7 @@ def test_random_operators_have_types_of_eager(op):
     """Random tensors have eager's types."""
     for seed in range(12):
         case = draw_case(op, seed)
-        found = [(r.dtype, r.shape) for r in run_onnx(graph_of(case), case.tensors)]
+        found = [(r.dtype, r.shape) for r in run_onnx(build_case_graph(case), case.tensors)]
         assert found == [(r.dtype, r.shape) for r in case.eager()], str(case)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from clika_ref_aten import resampling
-from one_operator import Case, graph_of, run_onnx
+from one_operator import Case, build_case_graph, run_onnx
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_upsample_nearest_inconsistent_scale_equals_eager(op, sides, size, scale
     """Scales that disagree with the size take the elements that eager takes."""
     x = torch.arange(float(sides[0] * sides[1])).reshape(1, 1, *sides)
     case = Case(op, [x], op.call(x, output_size=size, scales=scales).attrs)
-    assert torch.equal(run_onnx(graph_of(case), [x])[0], case.eager()[0])
+    assert torch.equal(run_onnx(build_case_graph(case), [x])[0], case.eager()[0])
 
 
 @pytest.mark.parametrize("op", [resampling.upsample_nearest1d, resampling.upsample_nearest3d])
@@ -31,4 +31,4 @@ def test_upsample_nearest_1d_and_3d_use_scale(op):
     sides = 3 if op is resampling.upsample_nearest3d else 1
     x = torch.arange(2.0**sides).reshape(1, 1, *[2] * sides)
     case = Case(op, [x], op.call(x, output_size=(4,) * sides, scales=(2.3,) * sides).attrs)
-    assert torch.equal(run_onnx(graph_of(case), [x])[0], case.eager()[0])
+    assert torch.equal(run_onnx(build_case_graph(case), [x])[0], case.eager()[0])

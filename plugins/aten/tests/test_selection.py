@@ -17,7 +17,7 @@ from clika_ref_aten import (
     searching,
     sorting,
 )
-from one_operator import Case, graph_of, mismatch, run_onnx
+from one_operator import Case, build_case_graph, find_mismatch, run_onnx
 
 from clika_ref.core.operators import Operator
 
@@ -28,7 +28,7 @@ def check(op: Operator, *operands: object, **attrs: object) -> None:
     """Compare one call in eager PyTorch and in ONNX Runtime."""
     full = op.call(*operands, **attrs)
     case = Case(op, list(full.operands), full.attrs)
-    assert mismatch(case, case.eager(), run_onnx(graph_of(case), case.tensors)) is None, str(case)
+    assert find_mismatch(case, case.eager(), run_onnx(build_case_graph(case), case.tensors)) is None, str(case)
 
 
 @pytest.mark.parametrize("right", [False, True])

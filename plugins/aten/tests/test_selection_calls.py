@@ -19,7 +19,7 @@ from clika_ref_aten import (
     spacing,
     variance,
 )
-from one_operator import Case, run_onnx, types_of
+from one_operator import Case, infer_case_types, run_onnx
 
 from clika_ref.capture.callables import make_callable
 from clika_ref.capture.capture import capture
@@ -58,71 +58,76 @@ F64, INT = {"dtype": torch.float64}, {"dtype": torch.int64}
 Form = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def form(*args: Any, **kwargs: Any) -> Form:
+def bind_arguments(*args: Any, **kwargs: Any) -> Form:
     return args, kwargs
 
 
-OVER_SIDES = [form(X, [1], True), form(X, [], **F64), form(X, None), form(X, [0, -1])]
-TRUTH = [form(POSITIVE, [0, 1]), form(POSITIVE, []), form(POSITIVE)]
-UNBIASED = [form(X), form(X, False)]
-UNBIASED_SIDES = [form(X, [0]), form(X, [1], False, True)]
-CORRECTED = [form(X, [0]), form(X), form(X, [0], correction=0, keepdim=True)]
-LIKE = [form(I, **STORED), form(X, dtype=torch.bool, memory_format=torch.preserve_format)]
+OVER_SIDES = [
+    bind_arguments(X, [1], True),
+    bind_arguments(X, [], **F64),
+    bind_arguments(X, None),
+    bind_arguments(X, [0, -1]),
+]
+TRUTH = [bind_arguments(POSITIVE, [0, 1]), bind_arguments(POSITIVE, []), bind_arguments(POSITIVE)]
+UNBIASED = [bind_arguments(X), bind_arguments(X, False)]
+UNBIASED_SIDES = [bind_arguments(X, [0]), bind_arguments(X, [1], False, True)]
+CORRECTED = [bind_arguments(X, [0]), bind_arguments(X), bind_arguments(X, [0], correction=0, keepdim=True)]
+LIKE = [bind_arguments(I, **STORED), bind_arguments(X, dtype=torch.bool, memory_format=torch.preserve_format)]
 
 FORMS: dict[Any, list[Form]] = {
-    aten.index.Tensor: [form(X, [None, I]), form(X, [I, None]), form(X, [POSITIVE])],
-    aten.index_select.default: [form(X, -1, I)],
-    aten.gather.default: [form(X, 1, II)],
-    aten.take.default: [form(X, II)],
-    aten.take_along_dim.default: [form(X, II), form(X, II[:1, :1], 1)],
-    aten.masked_select.default: [form(X, POSITIVE)],
-    aten.masked_scatter.default: [form(X, POSITIVE, torch.arange(12.0))],
-    aten.nonzero.default: [form(POSITIVE)],
-    aten.nonzero_numpy.default: [form(POSITIVE)],
-    aten.where.default: [form(POSITIVE)],
-    aten.argwhere.default: [form(POSITIVE)],
-    aten.one_hot.default: [form(I, 3), form(I)],
-    aten.index_put.default: [form(X, [I], X + 1, True), form(X, [None, I], X[0, 0])],
-    aten._index_put_impl.default: [form(X, [I], X[1], False, False)],
-    aten.scatter.src: [form(X, 1, II, PAIR)],
-    aten.scatter.value: [form(X, 0, II, 2)],
-    aten.scatter.reduce: [form(X, 1, II, PAIR, reduce="add")],
-    aten.scatter.value_reduce: [form(X, 1, II, 2.0, reduce="multiply")],
-    aten.scatter_add.default: [form(X, 1, II, PAIR)],
-    aten.scatter_reduce.two: [form(X, 1, II, PAIR, "amax", include_self=False)],
-    aten.index_add.default: [form(X, 1, I, X[:, 1:], alpha=2)],
-    aten.index_copy.default: [form(X, 1, I, X[:, 1:])],
-    aten.index_fill.int_Scalar: [form(X, -1, I, 7)],
-    aten.index_fill.int_Tensor: [form(X, 0, I[:2], X[0, 0])],
-    aten.embedding.default: [form(X, II), form(X, II, 0, False, True)],
-    aten.embedding_bag.default: [form(X, I, BAGS)],
-    aten.embedding_bag.padding_idx: [form(X, I, BAGS, False, 1, False, None, False, 1)],
-    aten.sum.default: [form(X), form(X, **F64), form(POSITIVE)],
+    aten.index.Tensor: [bind_arguments(X, [None, I]), bind_arguments(X, [I, None]), bind_arguments(X, [POSITIVE])],
+    aten.index_select.default: [bind_arguments(X, -1, I)],
+    aten.gather.default: [bind_arguments(X, 1, II)],
+    aten.take.default: [bind_arguments(X, II)],
+    aten.take_along_dim.default: [bind_arguments(X, II), bind_arguments(X, II[:1, :1], 1)],
+    aten.masked_select.default: [bind_arguments(X, POSITIVE)],
+    aten.masked_scatter.default: [bind_arguments(X, POSITIVE, torch.arange(12.0))],
+    aten.nonzero.default: [bind_arguments(POSITIVE)],
+    aten.nonzero_numpy.default: [bind_arguments(POSITIVE)],
+    aten.where.default: [bind_arguments(POSITIVE)],
+    aten.argwhere.default: [bind_arguments(POSITIVE)],
+    aten.one_hot.default: [bind_arguments(I, 3), bind_arguments(I)],
+    aten.index_put.default: [bind_arguments(X, [I], X + 1, True), bind_arguments(X, [None, I], X[0, 0])],
+    aten._index_put_impl.default: [bind_arguments(X, [I], X[1], False, False)],
+    aten.scatter.src: [bind_arguments(X, 1, II, PAIR)],
+    aten.scatter.value: [bind_arguments(X, 0, II, 2)],
+    aten.scatter.reduce: [bind_arguments(X, 1, II, PAIR, reduce="add")],
+    aten.scatter.value_reduce: [bind_arguments(X, 1, II, 2.0, reduce="multiply")],
+    aten.scatter_add.default: [bind_arguments(X, 1, II, PAIR)],
+    aten.scatter_reduce.two: [bind_arguments(X, 1, II, PAIR, "amax", include_self=False)],
+    aten.index_add.default: [bind_arguments(X, 1, I, X[:, 1:], alpha=2)],
+    aten.index_copy.default: [bind_arguments(X, 1, I, X[:, 1:])],
+    aten.index_fill.int_Scalar: [bind_arguments(X, -1, I, 7)],
+    aten.index_fill.int_Tensor: [bind_arguments(X, 0, I[:2], X[0, 0])],
+    aten.embedding.default: [bind_arguments(X, II), bind_arguments(X, II, 0, False, True)],
+    aten.embedding_bag.default: [bind_arguments(X, I, BAGS)],
+    aten.embedding_bag.padding_idx: [bind_arguments(X, I, BAGS, False, 1, False, None, False, 1)],
+    aten.sum.default: [bind_arguments(X), bind_arguments(X, **F64), bind_arguments(POSITIVE)],
     aten.sum.dim_IntList: OVER_SIDES,
-    aten.mean.default: [form(X), form(X, **F64)],
+    aten.mean.default: [bind_arguments(X), bind_arguments(X, **F64)],
     aten.mean.dim: OVER_SIDES,
-    aten.nansum.default: [form(X), *OVER_SIDES],
-    aten.nanmean.default: [form(X), *OVER_SIDES],
-    aten.prod.default: [form(X)],
-    aten.prod.dim_int: [form(X, 0, True)],
-    aten.amax.default: [form(X), form(X, [1])],
-    aten.amin.default: [form(X, [0], True)],
-    aten.max.default: [form(X)],
-    aten.min.default: [form(X)],
-    aten.max.dim: [form(X, 0)],
-    aten.min.dim: [form(X, -1, True)],
-    aten.aminmax.default: [form(X), form(X, dim=0)],
-    aten.all.default: [form(POSITIVE)],
-    aten.all.dim: [form(POSITIVE, 0), form(POSITIVE, 1, True)],
+    aten.nansum.default: [bind_arguments(X), *OVER_SIDES],
+    aten.nanmean.default: [bind_arguments(X), *OVER_SIDES],
+    aten.prod.default: [bind_arguments(X)],
+    aten.prod.dim_int: [bind_arguments(X, 0, True)],
+    aten.amax.default: [bind_arguments(X), bind_arguments(X, [1])],
+    aten.amin.default: [bind_arguments(X, [0], True)],
+    aten.max.default: [bind_arguments(X)],
+    aten.min.default: [bind_arguments(X)],
+    aten.max.dim: [bind_arguments(X, 0)],
+    aten.min.dim: [bind_arguments(X, -1, True)],
+    aten.aminmax.default: [bind_arguments(X), bind_arguments(X, dim=0)],
+    aten.all.default: [bind_arguments(POSITIVE)],
+    aten.all.dim: [bind_arguments(POSITIVE, 0), bind_arguments(POSITIVE, 1, True)],
     aten.all.dims: TRUTH,
-    aten.any.default: [form(POSITIVE)],
-    aten.any.dim: [form(POSITIVE, 0), form(POSITIVE, 1, True)],
+    aten.any.default: [bind_arguments(POSITIVE)],
+    aten.any.dim: [bind_arguments(POSITIVE, 0), bind_arguments(POSITIVE, 1, True)],
     aten.any.dims: TRUTH,
-    aten.argmax.default: [form(X)],
-    aten.argmin.default: [form(X, 1, True)],
-    aten.logsumexp.default: [form(X, [0])],
-    aten.count_nonzero.default: [form(X), form(X, 1)],
-    aten.count_nonzero.dim_IntList: [form(X, [0]), form(X, [])],
+    aten.argmax.default: [bind_arguments(X)],
+    aten.argmin.default: [bind_arguments(X, 1, True)],
+    aten.logsumexp.default: [bind_arguments(X, [0])],
+    aten.count_nonzero.default: [bind_arguments(X), bind_arguments(X, 1)],
+    aten.count_nonzero.dim_IntList: [bind_arguments(X, [0]), bind_arguments(X, [])],
     aten.var.default: UNBIASED,
     aten.var.dim: UNBIASED_SIDES,
     aten.var.correction: CORRECTED,
@@ -135,59 +140,68 @@ FORMS: dict[Any, list[Form]] = {
     aten.std_mean.default: UNBIASED,
     aten.std_mean.dim: UNBIASED_SIDES,
     aten.std_mean.correction: CORRECTED,
-    aten.median.default: [form(X)],
-    aten.median.dim: [form(X, 1)],
-    aten.kthvalue.default: [form(X, 2)],
-    aten.histc.default: [form(X, 4), form(X, 3, -1, 2)],
-    aten.bincount.default: [form(I), form(I, X[0, :3], 5)],
-    aten.cumsum.default: [form(X, 0), form(I, 0, **F64)],
-    aten.cumprod.default: [form(X, 1)],
-    aten.cummax.default: [form(X, 1)],
-    aten.cummin.default: [form(X, 0)],
-    aten.logcumsumexp.default: [form(X, 1)],
-    aten.diff.default: [form(X), form(X, 1, 0, X, None)],
-    aten.topk.default: [form(X, 2), form(X, 1, 0, False, True)],
-    aten.sort.default: [form(X), form(X, 0, True)],
-    aten.sort.stable: [form(X, stable=None), form(X, stable=True, dim=0)],
-    aten.argsort.default: [form(X), form(X, 0, True)],
-    aten.argsort.stable: [form(X, stable=True, dim=0, descending=True)],
-    aten.msort.default: [form(X)],
-    aten.searchsorted.Tensor: [form(V, X, right=True), form(V, X, side="right"), form(V, X, side="left", sorter=None)],
-    aten.searchsorted.Scalar: [form(V, 0.5)],
-    aten.bucketize.Tensor: [form(X, V, out_int32=True)],
-    aten.bucketize.Scalar: [form(0.3, V)],
-    aten._unique2.default: [form(I), form(II, True, True, True)],
-    aten.unique_dim.default: [form(II, 0, True, True, True)],
-    aten.arange.default: [form(5, **STORED), form(5.0)],
-    aten.arange.start: [form(1, 5, **STORED)],
-    aten.arange.start_step: [form(1, 9, 3), form(0, 1, 0.25)],
-    aten.linspace.default: [form(0, 1, 5, **STORED)],
-    aten.logspace.default: [form(0, 1, 5), form(0, 1, 5, 2.0)],
-    aten.full.default: [form([2, 3], 7, **STORED), form([2], True), form([], 1.5), form([2], 1, **F64)],
-    aten.zeros.default: [form([2, 3], **STORED)],
-    aten.ones.default: [form([], **INT)],
-    aten.empty.memory_format: [form([2, 2], memory_format=torch.contiguous_format)],
-    aten.empty_strided.default: [form([2, 2], [2, 1])],
-    aten.empty_permuted.default: [form([2, 2], [1, 0])],
+    aten.median.default: [bind_arguments(X)],
+    aten.median.dim: [bind_arguments(X, 1)],
+    aten.kthvalue.default: [bind_arguments(X, 2)],
+    aten.histc.default: [bind_arguments(X, 4), bind_arguments(X, 3, -1, 2)],
+    aten.bincount.default: [bind_arguments(I), bind_arguments(I, X[0, :3], 5)],
+    aten.cumsum.default: [bind_arguments(X, 0), bind_arguments(I, 0, **F64)],
+    aten.cumprod.default: [bind_arguments(X, 1)],
+    aten.cummax.default: [bind_arguments(X, 1)],
+    aten.cummin.default: [bind_arguments(X, 0)],
+    aten.logcumsumexp.default: [bind_arguments(X, 1)],
+    aten.diff.default: [bind_arguments(X), bind_arguments(X, 1, 0, X, None)],
+    aten.topk.default: [bind_arguments(X, 2), bind_arguments(X, 1, 0, False, True)],
+    aten.sort.default: [bind_arguments(X), bind_arguments(X, 0, True)],
+    aten.sort.stable: [bind_arguments(X, stable=None), bind_arguments(X, stable=True, dim=0)],
+    aten.argsort.default: [bind_arguments(X), bind_arguments(X, 0, True)],
+    aten.argsort.stable: [bind_arguments(X, stable=True, dim=0, descending=True)],
+    aten.msort.default: [bind_arguments(X)],
+    aten.searchsorted.Tensor: [
+        bind_arguments(V, X, right=True),
+        bind_arguments(V, X, side="right"),
+        bind_arguments(V, X, side="left", sorter=None),
+    ],
+    aten.searchsorted.Scalar: [bind_arguments(V, 0.5)],
+    aten.bucketize.Tensor: [bind_arguments(X, V, out_int32=True)],
+    aten.bucketize.Scalar: [bind_arguments(0.3, V)],
+    aten._unique2.default: [bind_arguments(I), bind_arguments(II, True, True, True)],
+    aten.unique_dim.default: [bind_arguments(II, 0, True, True, True)],
+    aten.arange.default: [bind_arguments(5, **STORED), bind_arguments(5.0)],
+    aten.arange.start: [bind_arguments(1, 5, **STORED)],
+    aten.arange.start_step: [bind_arguments(1, 9, 3), bind_arguments(0, 1, 0.25)],
+    aten.linspace.default: [bind_arguments(0, 1, 5, **STORED)],
+    aten.logspace.default: [bind_arguments(0, 1, 5), bind_arguments(0, 1, 5, 2.0)],
+    aten.full.default: [
+        bind_arguments([2, 3], 7, **STORED),
+        bind_arguments([2], True),
+        bind_arguments([], 1.5),
+        bind_arguments([2], 1, **F64),
+    ],
+    aten.zeros.default: [bind_arguments([2, 3], **STORED)],
+    aten.ones.default: [bind_arguments([], **INT)],
+    aten.empty.memory_format: [bind_arguments([2, 2], memory_format=torch.contiguous_format)],
+    aten.empty_strided.default: [bind_arguments([2, 2], [2, 1])],
+    aten.empty_permuted.default: [bind_arguments([2, 2], [1, 0])],
     aten.empty_like.default: LIKE,
     aten.zeros_like.default: LIKE,
     aten.ones_like.default: LIKE,
-    aten.full_like.default: [form(I, 3, **STORED), form(X, 2, **INT)],
-    aten.new_zeros.default: [form(I, [2], **STORED)],
-    aten.new_ones.default: [form(I, [2, 2], **F64)],
-    aten.new_full.default: [form(X, [2], 3)],
-    aten.new_empty.default: [form(X, [2])],
-    aten.new_empty_strided.default: [form(X, [2, 2], [2, 1])],
-    aten.scalar_tensor.default: [form(3), form(3, **INT)],
-    aten.eye.default: [form(3, **STORED)],
-    aten.eye.m: [form(3, 2, **INT)],
-    aten.tril_indices.default: [form(3, 4)],
-    aten.triu_indices.default: [form(3, 4, 1, dtype=torch.int32)],
-    aten.fill.Scalar: [form(X, 2), form(I, 2.5)],
-    aten.fill.Tensor: [form(X, I[1])],
-    aten.zero.default: [form(X)],
-    aten.tril.default: [form(X)],
-    aten.triu.default: [form(X, 1)],
+    aten.full_like.default: [bind_arguments(I, 3, **STORED), bind_arguments(X, 2, **INT)],
+    aten.new_zeros.default: [bind_arguments(I, [2], **STORED)],
+    aten.new_ones.default: [bind_arguments(I, [2, 2], **F64)],
+    aten.new_full.default: [bind_arguments(X, [2], 3)],
+    aten.new_empty.default: [bind_arguments(X, [2])],
+    aten.new_empty_strided.default: [bind_arguments(X, [2, 2], [2, 1])],
+    aten.scalar_tensor.default: [bind_arguments(3), bind_arguments(3, **INT)],
+    aten.eye.default: [bind_arguments(3, **STORED)],
+    aten.eye.m: [bind_arguments(3, 2, **INT)],
+    aten.tril_indices.default: [bind_arguments(3, 4)],
+    aten.triu_indices.default: [bind_arguments(3, 4, 1, dtype=torch.int32)],
+    aten.fill.Scalar: [bind_arguments(X, 2), bind_arguments(I, 2.5)],
+    aten.fill.Tensor: [bind_arguments(X, I[1])],
+    aten.zero.default: [bind_arguments(X)],
+    aten.tril.default: [bind_arguments(X)],
+    aten.triu.default: [bind_arguments(X, 1)],
 }
 
 
@@ -204,17 +218,17 @@ def test_converted_selection_call_equals_aten(overload, args, kwargs):
     """A converted call does the same as ATen."""
     op, graph, tensors = OPERATORS[overload], Graph("call"), []
 
-    def entered(item: Any) -> Any:
+    def add_as_input(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
             tensors.append(item)
             return graph.add_input(TensorType(item.dtype, tuple(item.shape)), "x")
-        return tuple(map(entered, item)) if isinstance(item, list) else item
+        return tuple(map(add_as_input, item)) if isinstance(item, list) else item
 
-    call = op.converters[overload](*map(entered, args), **{k: entered(v) for k, v in kwargs.items()})
+    call = op.converters[overload](*map(add_as_input, args), **{k: add_as_input(v) for k, v in kwargs.items()})
     attrs = {k: None if isinstance(v, torch.device) else v for k, v in call.attrs.items()}
     values = dict(zip(graph.inputs, tensors, strict=True))
     case = Case(op, [values[o] if isinstance(o, Value) else o for o in call.operands], attrs)
-    node = graph.insert(Node(op, call.operands, attrs), types_of(case, list(call.operands)))
+    node = graph.insert(Node(op, call.operands, attrs), infer_case_types(case, list(call.operands)))
     for value in node.outputs:
         graph.add_output(value)
 
@@ -230,7 +244,7 @@ def test_converted_selection_call_equals_aten(overload, args, kwargs):
 
 
 class Bags(torch.nn.Module):
-    """A call whose ATen form has results that nothing reads."""
+    """A call whose ATen form has unused results."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ import math
 
 import torch
 from clika_ref_aten import trigonometry
-from one_operator import Case, graph_of, run_onnx
+from one_operator import Case, build_case_graph, run_onnx
 
 ULPS = 8 * 2.0**-52  # what the operator claims
 
@@ -28,7 +28,7 @@ def test_tan_float64_within_8_ulp():
     """tan is accurate to 8 ulp in float64."""
     call = trigonometry.tan.call(EVERYWHERE)
     case = Case(trigonometry.tan, list(call.operands), call.attrs)
-    (expected,), (found,) = case.eager(), run_onnx(graph_of(case), case.tensors)
+    (expected,), (found,) = case.eager(), run_onnx(build_case_graph(case), case.tensors)
     finite = expected.isfinite()
     assert found[~finite].isnan().all()
     assert torch.equal(found.sign()[finite], expected.sign()[finite])

@@ -119,7 +119,7 @@ CALLS: list[tuple[Any, list[tuple[Any, ...]], tuple[Any, ...]]] = [
 ]
 
 
-def graph_of_call(overload: Any, shapes: list[tuple[Any, ...]], args: tuple[Any, ...]) -> Graph:
+def build_call_graph(overload: Any, shapes: list[tuple[Any, ...]], args: tuple[Any, ...]) -> Graph:
     graph = Graph("call")
     for i, shape in enumerate(shapes):
         x = graph.add_input(TensorType(torch.float32, shape), f"x{i}")
@@ -134,16 +134,16 @@ def graph_of_call(overload: Any, shapes: list[tuple[Any, ...]], args: tuple[Any,
     return graph
 
 
-def shown(call: tuple[Any, ...]) -> str:
+def format_call(call: tuple[Any, ...]) -> str:
     overload, shapes, args = call
     return f"{overload}({shapes}, {args})".replace("aten.", "").replace(" ", "")
 
 
-@pytest.mark.parametrize("call", CALLS, ids=shown)
+@pytest.mark.parametrize("call", CALLS, ids=format_call)
 def test_converted_view_call_equals_aten_at_each_size(call):
     """A converted call equals ATen's at every size."""
     overload, shapes, args = call
-    graph = graph_of_call(overload, shapes, args)
+    graph = build_call_graph(overload, shapes, args)
     for sizes in SIZES:
         inputs = [torch.randn([evaluate(side, sizes) for side in shape]) for shape in shapes]
         expected = overload(*inputs, *resolve(args, sizes))
@@ -164,7 +164,7 @@ def test_converted_view_call_equals_aten_at_each_size(call):
 def test_converted_impossible_split_raises(overload, shapes, args, message):
     """A call that no graph can express raises."""
     with pytest.raises(ModelError, match=message):
-        graph_of_call(overload, shapes, args)
+        build_call_graph(overload, shapes, args)
 
 
 def test_converted_adjoint_of_complex_raises():

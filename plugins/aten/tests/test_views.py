@@ -22,11 +22,11 @@ IS_NO_VIEW = "shares no memory"
 SHARES_WITH_ITSELF = "more than one element of the written-to tensor refers to a single memory location"
 
 
-def overwritten(case: Case, index: int, new: torch.Tensor) -> torch.Tensor:
+def write_view_in_eager(case: Case, index: int, new: torch.Tensor) -> torch.Tensor:
     """Return the base after an eager write of ``new`` into one of its views.
 
     Raises:
-        RuntimeError: eager has no view here, or refuses to write to it.
+        RuntimeError: eager returns no view here, or rejects a write to it.
     """
     base, *others = case.operands
     base = base.clone()
@@ -38,7 +38,7 @@ def overwritten(case: Case, index: int, new: torch.Tensor) -> torch.Tensor:
     return base
 
 
-def graph_of_write(case: Case, index: int, count: int, new: torch.Tensor) -> Graph:
+def build_write_graph(case: Case, index: int, count: int, new: torch.Tensor) -> Graph:
     graph = Graph(case.op.name)
     base, written = (
         graph.add_input(TensorType(t.dtype, tuple(t.shape)), name)
@@ -50,7 +50,7 @@ def graph_of_write(case: Case, index: int, count: int, new: torch.Tensor) -> Gra
     return graph
 
 
-def writes(name: str):
+def make_writes(name: str):
     """Yield for each result of each drawn call the effects of a write to it, in eager and in the graph."""
     for seed in range(DRAWS):
         case = draw_case(OPERATORS[name], seed)
@@ -58,21 +58,21 @@ def writes(name: str):
         for index, result in enumerate(results):
             new = (torch.arange(result.numel()).reshape(result.shape) % 11 - 5).to(result.dtype)
             try:
-                expected = overwritten(case, index, new)
+                expected = write_view_in_eager(case, index, new)
             except RuntimeError as refusal:
                 if str(refusal) != IS_NO_VIEW and SHARES_WITH_ITSELF not in str(refusal):
                     raise
                 continue
             try:
-                graph = graph_of_write(case, index, len(results), new)
+                graph = build_write_graph(case, index, len(results), new)
             except ModelError:
-                if not reaches_an_element_twice(case):
+                if not has_overlapping_elements(case):
                     raise
                 continue
             yield case, expected, graph, [case.operands[0], new]
 
 
-def reaches_an_element_twice(case: Case) -> bool:
+def has_overlapping_elements(case: Case) -> bool:
     """Whether a view contains an element of its base twice, so that a write through it is ambiguous."""
     shown = case.op(torch.arange(case.operands[0].numel()).reshape(case.operands[0].shape), **case.attrs)
     return shown.numel() > shown.unique().numel()
@@ -82,7 +82,7 @@ def reaches_an_element_twice(case: Case) -> bool:
 def test_write_back_rule_equals_eager_write(name):
     """The graph of a write leaves the same base as an eager write."""
     tried = 0
-    for case, expected, graph, inputs in writes(name):
+    for case, expected, graph, inputs in make_writes(name):
         (found,), _ = interpret(graph, inputs)
         assert graph.outputs[0].type == TensorType(expected.dtype, tuple(expected.shape)), str(case)
         assert torch.equal(found, expected), f"{case}: {found} instead of {expected}\n{graph}"
@@ -95,6 +95,6 @@ def test_write_back_rule_equals_eager_write(name):
 @pytest.mark.parametrize("name", VIEWS)
 def test_write_back_rule_in_onnx_equals_eager_write(name):
     """The graph of a write returns the same in ONNX Runtime."""
-    for (case, expected, graph, inputs), _ in zip(writes(name), range(6), strict=False):
+    for (case, expected, graph, inputs), _ in zip(make_writes(name), range(6), strict=False):
         (found,) = run_onnx(graph, inputs)
         assert torch.equal(found, expected), f"{case}: {found} instead of {expected}\n{graph}"

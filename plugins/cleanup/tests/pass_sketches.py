@@ -12,11 +12,18 @@ from clika_ref.core.deferred_constants import DeferredConstant
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Value
+from clika_ref.core.operators import operator
 from clika_ref.core.passes import Pass, Pipeline
 from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
 
 OPERATORS = {op.name: op for op in clika_ref_operators()}
+
+
+@operator(random=True)
+def noise(x: torch.Tensor) -> torch.Tensor:
+    """Return random numbers."""
+    return torch.rand_like(x)
 
 
 class Sketch:
@@ -56,7 +63,7 @@ class Sketch:
         return [node.op_type for node in self.graph.nodes]
 
     def clean(self, *passes: Pass, sizes: dict[str, int] | None = None) -> list[str]:
-        """Run passes with the numeric check, check what every pass must keep, and return the kinds that are left."""
+        """Run passes with the numeric check, check the invariants of every pass, and return the remaining op types."""
         drawn = [_fill(v.type, {**dict.fromkeys(self.graph.symbols, 3), **(sizes or {})}) for v in self.graph.inputs]
         outputs = [(v.name, v.type) for v in self.graph.outputs]
         state = list(self.graph.state)
@@ -75,7 +82,7 @@ class Sketch:
         return self.kinds
 
     def _compute_formulas(self) -> None:
-        """Check that constants which say how they follow from others do so."""
+        """Check that deferred constants compute their data."""
         for value in self.graph.constants.values():
             if (
                 isinstance(value.deferred_data, DeferredConstant)

@@ -24,7 +24,7 @@ LAYERS = [
 ]
 
 
-def normalized(sketch, y, channels=6, dtype=torch.float32, **attrs):
+def add_batch_norm(sketch, y, channels=6, dtype=torch.float32, **attrs):
     generator = torch.Generator().manual_seed(0)
     facts = [torch.rand(channels, generator=generator) + 0.5 for _ in range(4)]
     names = ("bn.weight", "bn.bias", "bn.running_mean", "bn.running_var")
@@ -32,7 +32,7 @@ def normalized(sketch, y, channels=6, dtype=torch.float32, **attrs):
     return sketch("batch_norm", y, *operands, **attrs)
 
 
-def layer(sketch, case, *, bias=True, dtype=torch.float32):
+def add_layer(sketch, case, *, bias=True, dtype=torch.float32):
     kind, shape, weight, attrs = case
     x = sketch("tanh", sketch.input(*shape, dtype=dtype))
     generator = torch.Generator().manual_seed(1)
@@ -45,22 +45,22 @@ def layer(sketch, case, *, bias=True, dtype=torch.float32):
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_fold_batch_norm_folds_into_each_layer(sketch, case, bias):
     """Batch norm folds into each layer."""
-    y = normalized(sketch, layer(sketch, case, bias=bias))
+    y = add_batch_norm(sketch, add_layer(sketch, case, bias=bias))
     assert sketch.returns(y).clean(FoldBatchNorm()) == ["tanh", case[0]]
 
 
 def test_fold_batch_norm_keeps_layer_name(sketch):
     """The layer keeps its name."""
-    found = layer(sketch, LAYERS[0])
+    found = add_layer(sketch, LAYERS[0])
     name = found.name
-    sketch.returns(sketch("relu", normalized(sketch, found))).clean(FoldBatchNorm())
+    sketch.returns(sketch("relu", add_batch_norm(sketch, found))).clean(FoldBatchNorm())
     assert [node.name for node in sketch.graph.nodes if node.op_type == LAYERS[0][0]] == [name]
 
 
 def test_fold_batch_norm_weights_rounded_once(sketch):
     """The folded weights are deferred and rounded once."""
-    y = layer(sketch, ("linear", (5, 4), (6, 4), {}), dtype=torch.float16)
-    sketch.returns(normalized(sketch, y, dtype=torch.float16)).clean(FoldBatchNorm())
+    y = add_layer(sketch, ("linear", (5, 4), (6, 4), {}), dtype=torch.float16)
+    sketch.returns(add_batch_norm(sketch, y, dtype=torch.float16)).clean(FoldBatchNorm())
     assert sketch.graph.constants["conv.weight_1"].deferred_data, "a second set of weights exists before it is written"
     constants = {name: v.data.detach().double() for name, v in sketch.graph.constants.items()}
     gamma, beta, mean, var = (constants[f"bn.{n}"] for n in ("weight", "bias", "running_mean", "running_var"))
@@ -71,7 +71,7 @@ def test_fold_batch_norm_weights_rounded_once(sketch):
 
 def test_fold_batch_norm_without_affine_folds(sketch):
     """Batch norm without scale and shift folds."""
-    y = layer(sketch, LAYERS[2], bias=False)
+    y = add_layer(sketch, LAYERS[2], bias=False)
     mean, var = sketch.constant(torch.full((6,), 0.5), "m"), sketch.constant(torch.full((6,), 2.0), "v")
     sketch.returns(sketch("batch_norm", y, None, None, mean, var, eps=0.5))
     assert sketch.clean(FoldBatchNorm()) == ["tanh", "conv2d"]
@@ -82,14 +82,14 @@ def test_fold_batch_norm_shared_weight_copied_per_layer(sketch):
     """Two layers with one weight get a copy each."""
     x, w = sketch("tanh", sketch.input(1, 6, 5)), sketch.constant(torch.randn(6, 6, 3), "shared")
     for _ in range(2):
-        sketch.returns(normalized(sketch, sketch("conv1d", x, w, None)))
+        sketch.returns(add_batch_norm(sketch, sketch("conv1d", x, w, None)))
     third = sketch("conv1d", x, w, None)
     assert sketch.returns(third).clean(FoldBatchNorm()) == ["tanh", "conv1d", "conv1d", "conv1d"]
     assert sketch.graph.outputs[2].producer.inputs[1] is w
 
 
-def skipped(sketch, y, *more):
-    """Return why the pass leaves a graph as it is."""
+def read_skip_reasons(sketch, y, *more):
+    """Return the reasons why the pass does not change a graph."""
     before = sketch.returns(y, *more).kinds
     assert sketch.clean(FoldBatchNorm()) == before
     misses = MatchStats()
@@ -102,72 +102,72 @@ CONV = ("conv2d", (2, 4, 9, 8), (6, 4, 3, 2), {})
 
 def test_fold_batch_norm_layer_read_elsewhere_stays(sketch):
     """A layer with other users stays."""
-    y = layer(sketch, CONV)
-    assert "has other readers" in skipped(sketch, normalized(sketch, y), sketch("abs", y))
+    y = add_layer(sketch, CONV)
+    assert "has other readers" in read_skip_reasons(sketch, add_batch_norm(sketch, y), sketch("abs", y))
 
 
 def test_fold_batch_norm_returned_layer_stays(sketch):
     """A layer that is an output stays."""
-    y = layer(sketch, CONV)
-    assert "has other readers" in skipped(sketch, normalized(sketch, y), y)
+    y = add_layer(sketch, CONV)
+    assert "has other readers" in read_skip_reasons(sketch, add_batch_norm(sketch, y), y)
 
 
 def test_fold_batch_norm_training_stays(sketch):
     """Batch norm in training mode stays."""
-    assert "its own input" in skipped(sketch, normalized(sketch, layer(sketch, CONV), training=True))
+    assert "its own input" in read_skip_reasons(sketch, add_batch_norm(sketch, add_layer(sketch, CONV), training=True))
 
 
 def test_fold_batch_norm_missing_statistics_stay(sketch):
     """Batch norm without statistics stays."""
-    assert "its own input" in skipped(sketch, sketch("batch_norm", layer(sketch, CONV), training=True))
+    assert "its own input" in read_skip_reasons(sketch, sketch("batch_norm", add_layer(sketch, CONV), training=True))
 
 
 def test_fold_batch_norm_computed_weight_stays(sketch):
     """A computed weight stays."""
     x, w = sketch.input(2, 4, 9, 8), sketch("neg", sketch.constant(torch.randn(6, 4, 3, 2)))
-    assert "computed" in skipped(sketch, normalized(sketch, sketch("conv2d", x, w, None)))
+    assert "computed" in read_skip_reasons(sketch, add_batch_norm(sketch, sketch("conv2d", x, w, None)))
 
 
 def test_fold_batch_norm_overwritten_statistics_stay(sketch):
     """Statistics that a call overwrites stay."""
-    y = normalized(sketch, layer(sketch, CONV))
+    y = add_batch_norm(sketch, add_layer(sketch, CONV))
     sketch.graph.set_state("bn.running_mean", sketch("neg", sketch.graph.constants["bn.running_mean"]))
-    assert "overwritten" in skipped(sketch, y)
+    assert "overwritten" in read_skip_reasons(sketch, y)
 
 
 def test_fold_batch_norm_linear_on_sequences_stays(sketch):
     """Dim 1 of a linear layer on sequences is not its channels."""
-    y = layer(sketch, ("linear", (5, 6, 4), (6, 4), {}))
-    assert "is not the channel dim" in skipped(sketch, normalized(sketch, y))
+    y = add_layer(sketch, ("linear", (5, 6, 4), (6, 4), {}))
+    assert "is not the channel dim" in read_skip_reasons(sketch, add_batch_norm(sketch, y))
 
 
 def test_fold_batch_norm_unbatched_convolution_stays(sketch):
     """Dim 1 of an unbatched convolution is not its channels."""
-    y = layer(sketch, ("conv2d", (4, 8, 8), (6, 4, 3, 3), {}))
-    assert "is not the channel dim" in skipped(sketch, normalized(sketch, y))
+    y = add_layer(sketch, ("conv2d", (4, 8, 8), (6, 4, 3, 3), {}))
+    assert "is not the channel dim" in read_skip_reasons(sketch, add_batch_norm(sketch, y))
 
 
 def test_fold_batch_norm_before_layer_stays(sketch):
     """Batch norm before a padded layer stays."""
-    y = normalized(sketch, sketch.input(2, 6, 5))
+    y = add_batch_norm(sketch, sketch.input(2, 6, 5))
     sketch.returns(sketch("conv1d", y, sketch.constant(torch.randn(6, 6, 3)), None, padding=(1,)))
-    assert "padding prevents" in skipped(sketch, sketch("relu", y))
+    assert "padding prevents" in read_skip_reasons(sketch, sketch("relu", y))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e38])
 def test_fold_batch_norm_overflowing_statistics_stay(sketch, number):
     """Statistics that overflow stay."""
-    y = normalized(sketch, layer(sketch, CONV))
+    y = add_batch_norm(sketch, add_layer(sketch, CONV))
     with torch.no_grad():
         sketch.graph.constants["bn.weight"].data[2] = number
         sketch.graph.constants["bn.running_var"].data[2] = 1e-8
-    assert "overflows" in skipped(sketch, y)
+    assert "overflows" in read_skip_reasons(sketch, y)
 
 
 def test_fold_batch_norm_types_equal_inferred(sketch):
     """The types of folded layers equal the inferred ones."""
     for case in LAYERS:
-        sketch.returns(normalized(sketch, layer(sketch, case)))
+        sketch.returns(add_batch_norm(sketch, add_layer(sketch, case)))
     FoldBatchNorm()(sketch.graph, sketch.build.operators)
     for node in sketch.graph.nodes:
         assert infer_types(node.op, node.inputs, node.attrs) == tuple(v.type for v in node.outputs)

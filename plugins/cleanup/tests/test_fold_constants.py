@@ -4,24 +4,19 @@ import pytest
 import torch
 from clika_ref_cleanup.fold_constants import FoldConstants, FoldLiterals
 from clika_ref_cleanup.plugin import clika_ref_passes
+from pass_sketches import noise
 
 from clika_ref.core.operators import operator
 from clika_ref.core.passes import Phase, Pipeline
 
 
-@operator(random=True)
-def noise(x: torch.Tensor) -> torch.Tensor:
-    """Return random numbers."""
-    return torch.rand_like(x)
-
-
 @operator()
 def dequantize(x: torch.Tensor) -> torch.Tensor:
-    """Stand for the operator of that name."""
+    """Replace the operator of that name."""
     return x * 0.5
 
 
-def mask(sketch, length=3):
+def build_causal_mask(sketch, length=3):
     rows = sketch("unsqueeze", sketch("arange", end=length), dim=1)
     return sketch("where", sketch("ge", rows, sketch("arange", end=length)), 0.0, float("-inf"))
 
@@ -30,7 +25,7 @@ def mask(sketch, length=3):
 def test_fold_literals_numbers_become_one_constant(sketch, fold):
     """Nodes that depend on numbers only become one constant."""
     x = sketch.input("b", 3, 3)
-    assert sketch.returns(sketch("add", x, mask(sketch))).clean(fold) == ["add"]
+    assert sketch.returns(sketch("add", x, build_causal_mask(sketch))).clean(fold) == ["add"]
     (value,) = sketch.graph.constants.values()
     expected = torch.zeros(3, 3).masked_fill(~torch.ones(3, 3).tril().bool(), float("-inf"))
     assert torch.equal(value.data, expected)
@@ -56,7 +51,7 @@ def test_fold_literals_lifted_tensors_fold(sketch):
 
 def test_fold_literals_users_share_one_constant(sketch):
     """Several users share one constant."""
-    x, m = sketch.input(3, 3), mask(sketch)
+    x, m = sketch.input(3, 3), build_causal_mask(sketch)
     assert sketch.returns(sketch("add", x, m), sketch("mul", x, m)).clean(FoldLiterals()) == ["add", "mul"]
     assert len(sketch.graph.constants) == 1
 
@@ -132,7 +127,7 @@ def test_fold_constants_large_constant_replaced_by_equal_size(sketch):
     assert sketch.returns(y).clean(FoldConstants(limit_bytes=8)) == ["matmul"]
 
 
-@pytest.mark.parametrize("place", ["read twice", "grows", "read behind"])
+@pytest.mark.parametrize("place", ["read twice", "grows", "read after"])
 def test_fold_constants_large_kept_constant_not_repeated(sketch, place):
     """A large constant that stays is not repeated."""
     w = sketch.constant(torch.randn(8, 4))
@@ -140,12 +135,12 @@ def test_fold_constants_large_kept_constant_not_repeated(sketch, place):
     sketch.returns(sketch("add", sketch.input(*y.type.shape), y))
     if place == "read twice":
         sketch.returns(sketch("add", sketch.input(8, 4, name="y"), w))
-    if place == "read behind":
+    if place == "read after":
         sketch.returns(*(sketch("add", sketch.input(4, 8), sketch(kind, y)) for kind in ("neg", "abs")))
     left = {
         "read twice": ["permute", "add", "add"],
         "grows": ["expand", "add"],
-        "read behind": ["add", "neg", "add", "abs", "add"],
+        "read after": ["add", "neg", "add", "abs", "add"],
     }
     assert sketch.clean(FoldConstants(limit_bytes=8)) == left[place]
 

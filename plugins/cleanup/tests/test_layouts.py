@@ -24,7 +24,7 @@ from clika_ref.core.types import TensorType
 LISTED = sorted({*ELEMENTWISE, *DIM_ATTRIBUTES, *REDUCTIONS, *LAST_DIM_OPERATORS})
 
 
-def drawn_node(op, seed):
+def draw_node(op, seed):
     """Return a node of a drawn call and its tensors."""
     draw = random_draw(random.Random(f"{op.name}-{seed}"))
     generator = torch.Generator().manual_seed(seed)
@@ -43,7 +43,7 @@ def test_operands_to_permute_listed_operators_commute(operators, name):
     """The listed operators compute the same in any order of dims."""
     tried = 0
     for seed in range(60):
-        node, tensors = drawn_node(operators[name], seed)
+        node, tensors = draw_node(operators[name], seed)
         follow = operands_to_permute(node)
         if follow is None:
             continue

@@ -9,7 +9,7 @@ from clika_ref_cleanup.merge_chains import FLOAT_BITS, INTEGER_BITS, MergeChains
 DTYPES = (*INTEGER_BITS, *FLOAT_BITS)
 
 
-def chain(sketch, shape, *calls, dtype=torch.float32):
+def build_chain(sketch, shape, *calls, dtype=torch.float32):
     x = sketch("neg" if dtype != torch.bool else "identity", sketch.input(*shape, dtype=dtype))
     for kind, attrs in calls:
         x = sketch(kind, x, **attrs)
@@ -38,12 +38,12 @@ def chain(sketch, shape, *calls, dtype=torch.float32):
 )
 def test_merge_chains_shortens_chain(sketch, shape, calls, left):
     """A chain becomes as short as possible."""
-    assert chain(sketch, shape, *calls).clean(MergeChains()) == ["neg", *left, "identity"]
+    assert build_chain(sketch, shape, *calls).clean(MergeChains()) == ["neg", *left, "identity"]
 
 
 def test_merge_chains_sets_attrs_and_origin(sketch):
     """The merged call has its type and the rule in its origin."""
-    chain(sketch, (2, 6), ("reshape", {"shape": (3, 4)}), ("reshape", {"shape": (12,)})).clean(MergeChains())
+    build_chain(sketch, (2, 6), ("reshape", {"shape": (3, 4)}), ("reshape", {"shape": (12,)})).clean(MergeChains())
     (reshape,) = (node for node in sketch.graph.nodes if node.op_type == "reshape")
     assert reshape.attrs == {"shape": (12,)}
     assert reshape.origin.history == ("merge-reshapes",)
@@ -52,7 +52,7 @@ def test_merge_chains_sets_attrs_and_origin(sketch):
 def test_merge_chains_dynamic_views_stay(sketch):
     """With dynamic dims, views that cost less than a computed shape stay."""
     views = [("unsqueeze", {"dim": 0}), ("unsqueeze", {"dim": 2})]
-    assert chain(sketch, ("b", "n"), *views).clean(MergeChains()) == ["neg", "unsqueeze", "unsqueeze", "identity"]
+    assert build_chain(sketch, ("b", "n"), *views).clean(MergeChains()) == ["neg", "unsqueeze", "unsqueeze", "identity"]
 
 
 def test_merge_chains_dynamic_inverse_views_removed(sketch):
@@ -63,7 +63,7 @@ def test_merge_chains_dynamic_inverse_views_removed(sketch):
         ("squeeze", {"dims": (2,)}),
         ("squeeze", {"dims": (0,)}),
     ]
-    assert chain(sketch, ("b", "n"), *views).clean(MergeChains()) == ["neg", "identity"]
+    assert build_chain(sketch, ("b", "n"), *views).clean(MergeChains()) == ["neg", "identity"]
 
 
 def test_merge_chains_dynamic_dim_not_taken_for_1(sketch):
@@ -107,11 +107,11 @@ def test_merge_chains_only_lossless_casts_removed(sketch, dtypes, goes):
     """Only a cast that loses nothing is removed."""
     first, *rest = dtypes
     casts = [("to", {"dtype": dtype}) for dtype in rest]
-    kinds = chain(sketch, (2, 6), *casts, dtype=first).clean(MergeChains())
+    kinds = build_chain(sketch, (2, 6), *casts, dtype=first).clean(MergeChains())
     assert kinds.count("to") == (2 if not goes else 0 if first == rest[-1] else 1)
 
 
-def extremes(dtype):
+def make_boundary_tensor(dtype):
     if dtype == torch.bool:
         return torch.tensor([False, True])
     if dtype in INTEGER_BITS:
@@ -139,24 +139,33 @@ PACKED = [("unsqueeze", {"dim": 0}), ("permute", {"dims": (-2, 1, 2, 0, 4)}), ("
 @pytest.mark.parametrize("shape", [(5, 2, 3, 4), ("s", "b", 3, 4)], ids=str)
 def test_merge_chains_temporary_dim_removed(sketch, shape):
     """A dim that is dropped again is not made."""
-    assert chain(sketch, shape, *PACKED).clean(MergeChains()) == ["neg", "permute", "identity"]
+    assert build_chain(sketch, shape, *PACKED).clean(MergeChains()) == ["neg", "permute", "identity"]
 
 
 def test_merge_chains_temporary_dim_of_reshape_removed(sketch):
     """A dim that is dropped again is not made by a reshape."""
     reshape, *rest = ("reshape", {"shape": (1, 5, 2, 3, 4)}), *PACKED[1:]
-    assert chain(sketch, (5, 2, 12), reshape, *rest).clean(MergeChains()) == ["neg", "reshape", "permute", "identity"]
+    assert build_chain(sketch, (5, 2, 12), reshape, *rest).clean(MergeChains()) == [
+        "neg",
+        "reshape",
+        "permute",
+        "identity",
+    ]
 
 
 def test_merge_chains_squeeze_of_longer_dim_ignored(sketch):
     """Dims longer than 1 are not dropped."""
     squeeze = ("squeeze", {"dims": (0, 3)})
-    assert chain(sketch, (5, 2, 3, 4), *PACKED[:2], squeeze).clean(MergeChains()) == ["neg", "permute", "identity"]
+    assert build_chain(sketch, (5, 2, 3, 4), *PACKED[:2], squeeze).clean(MergeChains()) == [
+        "neg",
+        "permute",
+        "identity",
+    ]
 
 
 def test_merge_chains_shared_permute_not_duplicated(sketch):
     """A permute with other users is not made twice."""
-    chain(sketch, (5, 2, 3, 4), *PACKED)
+    build_chain(sketch, (5, 2, 3, 4), *PACKED)
     (permute,) = (node for node in sketch.graph.nodes if node.op_type == "permute")
     sketch.returns(sketch("abs", permute.output))
     assert sketch.clean(MergeChains()).count("permute") == 1
@@ -165,7 +174,7 @@ def test_merge_chains_shared_permute_not_duplicated(sketch):
 @pytest.mark.parametrize("first", DTYPES, ids=str)
 def test_mergeable_casts_agree_on_extreme_elements(first):
     """Casts that merge agree on extreme elements."""
-    x = extremes(first)
+    x = make_boundary_tensor(first)
     for middle, last in itertools.product(DTYPES, repeat=2):
         if is_representable(first, middle):
             torch.testing.assert_close(x.to(middle).to(first), x, rtol=0, atol=0, equal_nan=True)

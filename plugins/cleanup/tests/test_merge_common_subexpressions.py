@@ -3,14 +3,7 @@
 import pytest
 import torch
 from clika_ref_cleanup.merge_common_subexpressions import MergeCommonSubexpressions
-
-from clika_ref.core.operators import operator
-
-
-@operator(random=True)
-def noise(x: torch.Tensor) -> torch.Tensor:
-    """Return random numbers."""
-    return torch.rand_like(x)
+from pass_sketches import noise
 
 
 def test_merge_cse_equal_calls_merge_to_any_depth(sketch):

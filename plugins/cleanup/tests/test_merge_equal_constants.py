@@ -4,7 +4,7 @@ import torch
 from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
 
 
-def reading(sketch, *tensors):
+def merge_constants(sketch, *tensors):
     x = sketch.input(2)
     sketch.returns(*(sketch("add", x, sketch.constant(t, f"c{i}")) for i, t in enumerate(tensors)))
     sketch.clean(MergeEqualConstants())
@@ -14,7 +14,7 @@ def reading(sketch, *tensors):
 def test_merge_equal_constants_reads_equal_ones_once(sketch):
     """Equal constants are read once."""
     one = torch.tensor([1.0, torch.nan])
-    assert reading(sketch, one, one.clone(), one.flip(0).flip(0)) == ["c0", "c0", "c0"]
+    assert merge_constants(sketch, one, one.clone(), one.flip(0).flip(0)) == ["c0", "c0", "c0"]
 
 
 def test_merge_equal_constants_other_dtype_shape_or_bits_stay(sketch):
@@ -29,20 +29,20 @@ def test_merge_equal_constants_other_dtype_shape_or_bits_stay(sketch):
         zeros[:1],
         zeros[0],
     )
-    assert reading(sketch, zeros, *others) == [f"c{i}" for i in range(len(others) + 1)]
+    assert merge_constants(sketch, zeros, *others) == [f"c{i}" for i in range(len(others) + 1)]
 
 
 def test_merge_equal_constants_one_different_element_stays(sketch):
     """A single element distinguishes large constants."""
     zeros = torch.zeros(50_000, 2)
     others = [zeros.index_fill(0, torch.tensor(i), 1.0) for i in (3, 25_001, 49_998)]
-    assert reading(sketch, zeros, *others, zeros.clone()) == ["c0", "c1", "c2", "c3", "c0"]
+    assert merge_constants(sketch, zeros, *others, zeros.clone()) == ["c0", "c1", "c2", "c3", "c0"]
 
 
 def test_merge_equal_constants_state_stays(sketch):
     """State stays separate."""
     sketch.graph.set_state("c1", sketch.input(2, name="new"))
-    assert reading(sketch, torch.ones(2), torch.ones(2), torch.ones(2)) == ["c0", "c1", "c0"]
+    assert merge_constants(sketch, torch.ones(2), torch.ones(2), torch.ones(2)) == ["c0", "c1", "c0"]
 
 
 def test_merge_equal_constants_single_element_of_any_stride(sketch):

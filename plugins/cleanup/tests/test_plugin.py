@@ -30,7 +30,7 @@ def test_sort_passes_respects_declared_order():
     assert all(names.index(a) < names.index(p.name) for p in clika_ref_passes() for a in p.after)
 
 
-def chain(length: int) -> Sketch:
+def build_chain(length: int) -> Sketch:
     """Return many small repeated motifs, one after another."""
     sketch = Sketch()
     x = sketch.input(2, 3, 4, 4)
@@ -46,8 +46,8 @@ def chain(length: int) -> Sketch:
     return sketch.returns(sketch("tanh", x))
 
 
-def star(length: int) -> Sketch:
-    """Return many readers of one value, one permute and one constant."""
+def build_star(length: int) -> Sketch:
+    """Return many users of one value, one permute and one constant."""
     sketch = Sketch()
     x, c = sketch("relu", sketch.input(2, 3)), sketch.constant(torch.ones(3, 2))
     turned = sketch("permute", x, dims=(1, 0))
@@ -60,7 +60,7 @@ def star(length: int) -> Sketch:
     return sketch.returns(total)
 
 
-def wide(length: int) -> Sketch:
+def build_permuted_region(length: int) -> Sketch:
     """Return a region of nodes that compute the same in any order of dims."""
     sketch = Sketch()
     x = sketch("permute", sketch.input(2, 3, 4, 5), dims=(0, 2, 3, 1))
@@ -69,7 +69,7 @@ def wide(length: int) -> Sketch:
     return sketch.returns(sketch("tanh", sketch("permute", x, dims=(0, 3, 1, 2))))
 
 
-def steps(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
+def count_steps(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
     """Count calls of functions while running, and the readers of values that are listed."""
     count = 0
     listing = Value.uses.fget
@@ -80,12 +80,12 @@ def steps(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
         count += len(found)
         return found
 
-    def called(frame, event, arg):
+    def count_call(frame, event, arg):
         nonlocal count
         count += event in ("call", "c_call")
 
     monkeypatch.setattr(Value, "uses", property(uses))
-    sys.setprofile(called)
+    sys.setprofile(count_call)
     try:
         run()
     finally:
@@ -94,17 +94,17 @@ def steps(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
     return count
 
 
-@pytest.mark.parametrize("draw", [chain, star, wide])
+@pytest.mark.parametrize("draw", [build_chain, build_star, build_permuted_region])
 @pytest.mark.parametrize("p", PASSES.values(), ids=lambda p: p.name)
 def test_pass_steps_grow_linearly_with_nodes(p, draw, monkeypatch):
     """The number of steps grows linearly with the nodes."""
     graphs = [draw(length).graph for length in (20, 160)]
     sizes = [len(graph) for graph in graphs]
-    few, many = (steps(lambda graph=graph: p(graph, OPERATORS), monkeypatch) for graph in graphs)
+    few, many = (count_steps(lambda graph=graph: p(graph, OPERATORS), monkeypatch) for graph in graphs)
     assert many / few < 1.5 * sizes[1] / sizes[0], "eight times the nodes take far more than eight times the steps"
 
 
-@pytest.mark.parametrize("draw", [chain, star, wide])
+@pytest.mark.parametrize("draw", [build_chain, build_star, build_permuted_region])
 def test_pipelines_settle_and_keep_results(draw):
     """The pipelines settle and keep the results."""
     graph = draw(6).graph

@@ -4,17 +4,11 @@ import pytest
 import sympy
 import torch
 from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
+from pass_sketches import noise
 
 from clika_ref.core.ir import Node
-from clika_ref.core.operators import operator
 from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-
-
-@operator(random=True)
-def noise(x: torch.Tensor) -> torch.Tensor:
-    """Return random numbers."""
-    return torch.rand_like(x)
 
 
 def test_remove_dead_nodes_removes_chain(sketch):
@@ -46,7 +40,7 @@ def test_remove_dead_nodes_unread_random_removed(sketch):
     assert sketch.returns(sketch("neg", x)).clean(RemoveDeadNodes()) == ["neg"]
 
 
-def element(sketch, name):
+def add_symbol_element(sketch, name):
     """Add a node whose one element is the symbol of the given name."""
     x = sketch.input(4, name="count_me")
     value = sketch("count_nonzero", x)
@@ -57,7 +51,7 @@ def element(sketch, name):
 @pytest.mark.parametrize("place", ["attribute", "operand", "guard"])
 def test_remove_dead_nodes_symbol_source_kept(sketch, place):
     """A node whose symbol is needed stays."""
-    element(sketch, "n")
+    add_symbol_element(sketch, "n")
     y = sketch.input(3, name="y")
     if place == "attribute":
         y = sketch("expand", sketch("sum", y), size=(make_symbol("n"),))
@@ -73,7 +67,7 @@ def test_remove_dead_nodes_symbol_source_kept(sketch, place):
 
 def test_remove_dead_nodes_symbol_of_dead_node_removed(sketch):
     """A symbol is removed with its node if only dead nodes need it."""
-    element(sketch, "n")
+    add_symbol_element(sketch, "n")
     y = sketch.input(3, name="y")
     unread = Node(sketch.build.operators["expand"], [sketch("sum", y)], {"size": (make_symbol("n"),)})
     sketch.graph.insert(unread, [TensorType(torch.float32, (make_symbol("n"),))])

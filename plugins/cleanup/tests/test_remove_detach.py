@@ -8,14 +8,14 @@ from clika_ref_cleanup.remove_detach import RemoveDetach
 from clika_ref.core.passes import Phase, Pipeline
 
 
-def detached(sketch):
+def build_detached_graph(sketch):
     x = sketch("relu", sketch.input(2, 3))
     return sketch.returns(sketch("neg", sketch("detach", x)), x)
 
 
 def test_remove_detach_detach_removed(sketch):
     """detach is removed from the lowered clone."""
-    assert detached(sketch).clean(RemoveDetach()) == ["relu", "neg"]
+    assert build_detached_graph(sketch).clean(RemoveDetach()) == ["relu", "neg"]
 
 
 def test_remove_detach_overwritten_and_old_tensor_removed(sketch):
@@ -35,5 +35,5 @@ def test_remove_detach_converting_overwritten_stays(sketch):
 def test_pipeline_clean_keeps_detach_in_stored_graph(sketch, operators):
     """The stored graph keeps detach."""
     passes = {p.name: p for p in clika_ref_passes()}
-    Pipeline.of(passes, operators, Phase.CLEAN).run(detached(sketch).graph)
+    Pipeline.of(passes, operators, Phase.CLEAN).run(build_detached_graph(sketch).graph)
     assert sketch.kinds == ["relu", "detach", "neg"]

@@ -65,7 +65,7 @@ MANUAL = Path(__file__).parents[3] / "docs/command-line.md"
 PLUGINS = "aten,cleanup,onnxruntime,openvino,tensorrt,visualize"
 
 
-def clika_ref(*words):
+def run_command(*words):
     """Run the command line in this process."""
     return CliRunner().invoke(cli.app, [str(word) for word in words])
 
@@ -76,7 +76,7 @@ def make_quantized_folder(folder):
     with pytest.MonkeyPatch.context() as patch:
         enter(folder, patch)
         words = ("--input", "1x32", "--input", "2x32", "-o", "q.onnx", "--save", "q.clika", "--keep-inputs", "--json")
-        result = clika_ref("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words)
+        result = run_command("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words)
         assert result.exit_code == 0, result.output
         np.save("x.npy", np.random.default_rng(0).standard_normal((6, 32)))
     return SimpleNamespace(folder=folder, quantized=result)
@@ -91,7 +91,7 @@ def enter(folder, patch):
 
 def run_json(*words, status=0):
     """Run a command with ``--json``; check its keys against the manual, and return its document."""
-    result = clika_ref(*words, "--json")
+    result = run_command(*words, "--json")
     assert result.exit_code == status, result.output
     found = json.loads(result.stdout)
     assert set(iterate_keys(found)) <= set(list_documented_keys(words[0])), words

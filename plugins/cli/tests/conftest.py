@@ -1,6 +1,22 @@
-"""Let the tests import their helper module, and the modules that tests of all packages share."""
+"""Fixtures of the command line, and the path of its helper module and of those that tests of all packages share."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "tests")]
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from command_folder import enter, make_quantized_folder
+
+
+@pytest.fixture(scope="session")
+def quantized_folder(tmp_path_factory):
+    """Return a folder with a model and its quantized files, which the tests only read."""
+    return make_quantized_folder(tmp_path_factory.mktemp("commands"))
+
+
+@pytest.fixture
+def _enter_quantized_folder(quantized_folder, monkeypatch):
+    enter(quantized_folder.folder, monkeypatch)

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 import typer
 from clika_ref_cli import cli, explaining, plugin_facts
+from onnx_sessions import open_session
 from typer.testing import CliRunner
 
 import clika_ref
@@ -32,11 +32,11 @@ def run(monkeypatch):
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    """Stand in for compilation: what it was called with, and a module whose export writes three bytes."""
+def compilation(monkeypatch):
+    """Replace compilation by a recorder of its arguments, which returns a module whose export writes three bytes."""
     seen = SimpleNamespace(model=None, arguments=None, exported=[])
 
-    def stand_in(model, **arguments):
+    def record_compilation(model, **arguments):
         seen.model, seen.arguments = model, arguments
         return SimpleNamespace(clika_export=export, timings={"Capturing": 0.5})
 
@@ -44,7 +44,7 @@ def compiled(monkeypatch):
         seen.exported.append(path)
         return Artifact(path, "onnxruntime", ("input",), ("output",), {"bytes": path.write_bytes(b"abc")})
 
-    monkeypatch.setattr(clika_ref, "clika_compile", stand_in)
+    monkeypatch.setattr(clika_ref, "clika_compile", record_compilation)
     return seen
 
 
@@ -58,8 +58,8 @@ def relu(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """Stand in for what is installed."""
+def fake_distributions(monkeypatch):
+    """Replace the installed distributions."""
     plugin = Plugin("mine", "my-distribution", "1.2", operators=(relu,))
     found = {"failures": (), "excluded": ()}
     for module in (plugin_facts, explaining):
@@ -91,7 +91,7 @@ def test_compile_unknown_keyword_lists_arguments(run, monkeypatch):
     assert "No argument 'image': forward takes input" in result.stderr
 
 
-def test_compile_passes_options_on_and_exports(run, compiled, tmp_path):
+def test_compile_passes_options_on_and_exports(run, compilation, tmp_path):
     """`compile` passes its options on and exports to the file."""
     path = tmp_path / "model.onnx"
     result = run(
@@ -99,51 +99,53 @@ def test_compile_passes_options_on_and_exports(run, compiled, tmp_path):
         *("--logs-dir", tmp_path, "--static", "--train-mode", "--no-compare"),
     )
     assert result.exit_code == 0, result.output
-    assert isinstance(compiled.model, torch.nn.Sigmoid)
-    given = compiled.arguments
+    assert isinstance(compilation.model, torch.nn.Sigmoid)
+    given = compilation.arguments
     assert [t.shape for t in given["tracing_inputs"]] == [(1, 3), (2, 3)]
     assert given["deployment_settings"].is_ONNXRuntime_ONNX()
     assert given["logs_dir"] == tmp_path
     assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (False, True, False)
     assert not given["clika_compile_options"].compare_after_export
-    assert compiled.exported == [path]
+    assert compilation.exported == [path]
     assert result.stdout == f"{path}  3 bytes\n"
 
 
-def test_compile_defaults_match_api(run, compiled, tmp_path):
+def test_compile_defaults_match_api(run, compilation, tmp_path):
     """The defaults of `compile` are those of `clika_compile`."""
     assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m").exit_code == 0
-    given = compiled.arguments
+    given = compilation.arguments
     assert given["logs_dir"] is None
     assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (True, False, False)
     assert given["clika_compile_options"].compare_after_export
 
 
-def test_compile_seed_fixes_weights_and_inputs(run, compiled, tmp_path, monkeypatch):
+def test_compile_seed_fixes_weights_and_inputs(run, compilation, tmp_path, monkeypatch):
     """`--seed` fixes weights and inputs."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "seeded_model.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 3)\n")
 
-    def numbers(*more):
+    def compile_and_read_numbers(*more):
         assert run("compile", "seeded_model:make", "--input", "1x3", "-o", tmp_path / "m", *more).exit_code == 0
-        return compiled.model.weight.flatten().tolist() + compiled.arguments["tracing_inputs"][0].flatten().tolist()
+        return (
+            compilation.model.weight.flatten().tolist() + compilation.arguments["tracing_inputs"][0].flatten().tolist()
+        )
 
-    assert numbers() == numbers("--seed", 0) != numbers("--seed", 1)
+    assert compile_and_read_numbers() == compile_and_read_numbers("--seed", 0) != compile_and_read_numbers("--seed", 1)
 
 
-def test_compile_target_of_plugin_passed_by_name(run, compiled, tmp_path):
+def test_compile_target_of_plugin_passed_by_name(run, compilation, tmp_path):
     """A target of a plugin is passed on by name."""
     run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "interpreter")
-    assert compiled.arguments["deployment_settings"].target == "interpreter"
+    assert compilation.arguments["deployment_settings"].target == "interpreter"
 
 
-def test_compile_dry_run_needs_no_output(run, compiled, tmp_path):
+def test_compile_dry_run_needs_no_output(run, compilation, tmp_path):
     """A dry run needs no output file and exports no file."""
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     assert result.exit_code == 0
-    assert compiled.arguments["is_dry_run"]
+    assert compilation.arguments["is_dry_run"]
     assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "-o", tmp_path / "m").exit_code == 0
-    assert compiled.exported == []
+    assert compilation.exported == []
 
 
 @pytest.mark.parametrize(
@@ -165,16 +167,16 @@ def test_compile_dry_run_needs_no_output(run, compiled, tmp_path):
         (["torch.nn:Sigmoid", "--input", "1xa", "-o", "m"], "error: --input '1xa': cannot parse '1xa'. Write dims"),
     ],
 )
-def test_compile_bad_arguments_exit_2(run, compiled, words, message):
+def test_compile_bad_arguments_exit_2(run, compilation, words, message):
     """Wrong arguments exit with 2 and a message without a traceback."""
     result = run("compile", *words)
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-    assert compiled.exported == []
+    assert compilation.exported == []
 
 
-def failing(error):
+def make_failing(error):
     def fail(*_, **__):
         raise error
 
@@ -185,14 +187,14 @@ def test_compile_clika_error_prints_message_and_notes(run, monkeypatch):
     """An error prints its message and its notes."""
     error = ModelError("the model has no outputs")
     error.add_note("while compiling it")
-    monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
+    monkeypatch.setattr(clika_ref, "clika_compile", make_failing(error))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     assert (result.exit_code, result.stderr) == (3, "error: the model has no outputs\nwhile compiling it\n")
 
 
 def test_compile_debug_shows_traceback(run, monkeypatch):
     """`--debug` shows the traceback."""
-    monkeypatch.setattr(clika_ref, "clika_compile", failing(ModelError("the model has no outputs")))
+    monkeypatch.setattr(clika_ref, "clika_compile", make_failing(ModelError("the model has no outputs")))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "--debug")
     assert result.exit_code == 3
     assert result.stderr.startswith("Traceback (most recent call last):")
@@ -209,7 +211,7 @@ def test_main_unencodable_output_escaped():
 
 def test_compile_internal_error_exits_70(run, monkeypatch):
     """A bug exits with 70 and one line; `--debug` shows the traceback."""
-    monkeypatch.setattr(clika_ref, "clika_compile", failing(ZeroDivisionError("a bug.")))
+    monkeypatch.setattr(clika_ref, "clika_compile", make_failing(ZeroDivisionError("a bug.")))
     words = ("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     result = run(*words)
     said = (
@@ -225,14 +227,14 @@ def test_compile_internal_error_exits_70(run, monkeypatch):
 def test_compile_exit_status_by_error_class(run, monkeypatch):
     """A disagreement exits with 1, an error of a plugin or target with 3."""
     for error, status in ((DisagreementError("off by 1"), 1), (PluginError("it is broken"), 3), (TargetError("no"), 3)):
-        monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
+        monkeypatch.setattr(clika_ref, "clika_compile", make_failing(error))
         result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
         assert (result.exit_code, result.stderr) == (status, f"error: {error}\n")
 
 
 def test_compile_system_exit_in_model_exits_3(run, monkeypatch):
     """A model that raises SystemExit exits with 3."""
-    monkeypatch.setattr(clika_ref, "clika_compile", failing(SystemExit(0)))
+    monkeypatch.setattr(clika_ref, "clika_compile", make_failing(SystemExit(0)))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     said = "error: the model or the data exited the process: SystemExit(0). Remove its call of sys.exit().\n"
     assert (result.exit_code, result.stderr) == (3, said)
@@ -240,7 +242,7 @@ def test_compile_system_exit_in_model_exits_3(run, monkeypatch):
 
 def test_compile_interrupt_exits_130(run, monkeypatch):
     """An interrupt exits with 130 and one line."""
-    monkeypatch.setattr(clika_ref, "clika_compile", failing(KeyboardInterrupt()))
+    monkeypatch.setattr(clika_ref, "clika_compile", make_failing(KeyboardInterrupt()))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     said = "interrupted: existing files are unchanged, and no incomplete file was written\n"
     assert (result.exit_code, result.stderr) == (130, said)
@@ -248,12 +250,12 @@ def test_compile_interrupt_exits_130(run, monkeypatch):
 
 def test_compile_closed_pipe_exits_1_silently(run, monkeypatch):
     """A closed pipe exits with 1 and prints no error."""
-    monkeypatch.setattr(clika_ref, "clika_compile", failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    monkeypatch.setattr(clika_ref, "clika_compile", make_failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     assert (result.exit_code, result.stderr) == (1, "")
 
 
-def test_plugins_lists_contributions(run, installed):
+def test_plugins_lists_contributions(run, fake_distributions):
     """`plugins` lists the contributions of each plugin, with their names on request."""
     result = run("plugins")
     assert result.exit_code == 0
@@ -263,27 +265,27 @@ def test_plugins_lists_contributions(run, installed):
     assert "mine operators: relu\n" in run("plugins", "--names").stdout
 
 
-def test_plugins_json_lists_operators(run, installed):
+def test_plugins_json_lists_operators(run, fake_distributions):
     """`plugins --json` lists operators and failures."""
     found = json.loads(run("plugins", "--json").stdout)
     assert found["plugins"][0]["operators"] == ["relu"]
     assert found["failures"] == []
 
 
-def test_plugins_failures_exit_1(run, installed):
+def test_plugins_failures_exit_1(run, fake_distributions):
     """`plugins` lists broken and excluded plugins, and exits with 1."""
-    installed["failures"] = ("'broken' = b.plugin (b 0.1): ImportError: no [c]",)
-    installed["excluded"] = ("unwanted",)
+    fake_distributions["failures"] = ("'broken' = b.plugin (b 0.1): ImportError: no [c]",)
+    fake_distributions["excluded"] = ("unwanted",)
     result = run("plugins")
     assert result.exit_code == 1
     assert "cannot be used: 'broken' = b.plugin (b 0.1): ImportError: no [c]" in result.stdout
     assert "unwanted is installed, but excluded by $CLIKA_REF_PLUGINS" in result.stdout
     result = run("plugins", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["failures"] == list(installed["failures"])
+    assert json.loads(result.stdout)["failures"] == list(fake_distributions["failures"])
 
 
-def test_explain_operator_prints_facts(run, installed):
+def test_explain_operator_prints_facts(run, fake_distributions):
     """`explain` prints the facts about an operator."""
     result = run("explain", "aten.relu.default")
     assert result.exit_code == 0
@@ -298,13 +300,13 @@ def test_explain_operator_prints_facts(run, installed):
     assert "plugin          'mine' (my-distribution 1.2)" in lines
 
 
-def test_explain_operator_ignores_broken_plugin(run, installed):
+def test_explain_operator_ignores_broken_plugin(run, fake_distributions):
     """`explain` works although another plugin is broken."""
-    installed["failures"] = ("'broken'",)
+    fake_distributions["failures"] = ("'broken'",)
     assert run("explain", "relu").exit_code == 0
 
 
-def test_explain_unknown_operator_suggests_near_name(run, installed):
+def test_explain_unknown_operator_suggests_near_name(run, fake_distributions):
     """`explain` answers an unknown operator with similar names."""
     result = run("explain", "rellu")
     assert result.exit_code == 2
@@ -321,7 +323,7 @@ def test_compile_artifact_runs_with_untraced_batch(run, tmp_path, monkeypatch):
     path = tmp_path / "model.onnx"
     result = run("compile", "real_model:made", "--input", "1x3", "--input", "2x3", "-o", path)
     assert result.exit_code == 0, result.output
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = open_session(path)
     model, x = importlib.import_module("real_model").made, torch.randn(7, 3)
     (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     # Three products and a sum of size 1 in another order: some 4 roundings of 6e-8.
@@ -361,10 +363,10 @@ def test_target_option_retired_target_rejected(run, tmp_path):
     ("given", "name"),
     [("trt", "tensorrt"), ("ov", "openvino"), ("ort", "onnxruntime"), ("trt-llm", "tensorrt-llm")],
 )
-def test_compile_short_target_name_resolved(run, compiled, tmp_path, given, name):
+def test_compile_short_target_name_resolved(run, compilation, tmp_path, given, name):
     """A short name selects the settings class of its target."""
     run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", given)
-    settings = compiled.arguments["deployment_settings"]
+    settings = compilation.arguments["deployment_settings"]
     assert settings.target == name
     assert type(settings).__module__ == "clika_ref.settings.compile_options", (
         "one of ours, and none that was made for the name"

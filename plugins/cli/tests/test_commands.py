@@ -9,31 +9,23 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from command_folder import clika_ref, enter, make_quantized_folder, run_json
+from command_folder import run_command, run_json
+from onnx_sessions import open_session
 
 from clika_ref import ClikaModule
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Return a folder with a model and its quantized files, which the tests only read."""
-    return make_quantized_folder(tmp_path_factory.mktemp("commands"))
-
-
-@pytest.fixture(autouse=True)
-def _in_the_folder(made, monkeypatch):
-    enter(made.folder, monkeypatch)
+pytestmark = pytest.mark.usefixtures("_enter_quantized_folder")
 
 
 # quantize
 
 
-def test_quantize_json_describes_artifact_and_module(made):
+def test_quantize_json_describes_artifact_and_module(quantized_folder):
     """`quantize --json` describes layers, the INT8 artifact and the saved module."""
-    assert "talks" not in made.quantized.stdout, "output of models is not part of the result"
-    assert "a model that talks" in made.quantized.stderr
-    assert "data that talks" in made.quantized.stderr
-    found = json.loads(made.quantized.stdout)
+    assert "talks" not in quantized_folder.quantized.stdout, "output of models is not part of the result"
+    assert "a model that talks" in quantized_folder.quantized.stderr
+    assert "data that talks" in quantized_folder.quantized.stderr
+    found = json.loads(quantized_folder.quantized.stdout)
     assert {*found} == {"observer", "bytes", "layers", "what_if", "artifact", "saved", "seconds"}
     assert [(layer["name"], layer["weight_bits"], layer["reason"]) for layer in found["layers"]] == [
         ("linear", 8, ""),
@@ -46,7 +38,7 @@ def test_quantize_json_describes_artifact_and_module(made):
     assert {*found["what_if"][0]} == {"threshold", "layers", "bytes", "sqnr_db"}
     written = {tensor.data_type for tensor in onnx.load("q.onnx").graph.initializer}
     assert onnx.TensorProto.INT8 in written
-    size = (made.folder / "q.onnx").stat().st_size
+    size = (quantized_folder.folder / "q.onnx").stat().st_size
     assert found["artifact"] == {
         "file": "q.onnx",
         "target": "onnxruntime",
@@ -54,14 +46,14 @@ def test_quantize_json_describes_artifact_and_module(made):
         "inputs": ["x"],
         "outputs": ["output"],
     }
-    assert found["saved"] == {"file": "q.clika", "bytes": (made.folder / "q.clika").stat().st_size}
+    assert found["saved"] == {"file": "q.clika", "bytes": (quantized_folder.folder / "q.clika").stat().st_size}
     assert {"Capturing", "Calibrating", "Quantizing", "Writing", "Comparing"} <= {*found["seconds"]}
 
 
-def test_quantize_saved_module_prints_layers_without_data(made, tmp_path):
+def test_quantize_saved_module_prints_layers_without_data(quantized_folder, tmp_path):
     """A saved module is requantized without data, and each layer is printed."""
     place = tmp_path / "again.onnx"
-    result = clika_ref("quantize", "q.clika", "--keep-float", "second", "-o", place)
+    result = run_command("quantize", "q.clika", "--keep-float", "second", "-o", place)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == [
@@ -77,18 +69,18 @@ def test_quantize_saved_module_prints_layers_without_data(made, tmp_path):
     ]
     assert any(line.startswith("first") and line.endswith("quantized") for line in lines)
     assert any(line.startswith("second") and "float: " in line for line in lines)
-    assert "clika_summary" not in result.stderr + made.quantized.stderr, "the command shows it itself"
+    assert "clika_summary" not in result.stderr + quantized_folder.quantized.stderr, "the command shows it itself"
     assert lines[-1].startswith(f"{place}  ")
 
 
-def test_quantize_dry_run_writes_no_file(made):
+def test_quantize_dry_run_writes_no_file(quantized_folder):
     """A dry run of `quantize` decides and writes no file."""
-    before = sorted(made.folder.iterdir())
+    before = sorted(quantized_folder.folder.iterdir())
     found = run_json(
         "quantize", "talking_model:Net", "--calibrate", "talking_model:batches", "--dry-run", "-o", "none.onnx"
     )
     assert (found["artifact"], found["saved"], len(found["layers"])) == (None, None, 2)
-    assert sorted(path for path in made.folder.iterdir() if path.name != "__pycache__") == [
+    assert sorted(path for path in quantized_folder.folder.iterdir() if path.name != "__pycache__") == [
         path for path in before if path.name != "__pycache__"
     ]
 
@@ -149,7 +141,7 @@ def test_quantize_weight_only_int4(tmp_path):
 )
 def test_quantize_misuse_exits_2(words, message):
     """Missing or contradictory arguments exit with 2 and a message."""
-    result = clika_ref("quantize", *words)
+    result = run_command("quantize", *words)
     assert result.exit_code == 2, result.output
     assert f"error: {message}" in result.stderr
     assert result.stdout == ""
@@ -157,14 +149,14 @@ def test_quantize_misuse_exits_2(words, message):
 
 def test_quantize_random_calibration_warned():
     """Calibration on random numbers prints a note."""
-    result = clika_ref("quantize", "talking_model:Net", "--calibrate", "8x32", "--batch-size", 4, "--dry-run")
+    result = run_command("quantize", "talking_model:Net", "--calibrate", "8x32", "--batch-size", 4, "--dry-run")
     assert result.exit_code == 0, result.output
     assert "note: --calibrate 8x32 draws random numbers. Their ranges differ from those of your data." in result.stderr
 
 
 def test_quantize_mismatched_data_exits_3():
     """Calibration data of a wrong shape exits with 3."""
-    result = clika_ref("quantize", "talking_model:Net", "--calibrate", "8x31", "--dry-run")
+    result = run_command("quantize", "talking_model:Net", "--calibrate", "8x31", "--dry-run")
     assert result.exit_code == 3
     assert "Traceback" not in result.stderr
 
@@ -175,14 +167,14 @@ def test_quantize_mismatched_data_exits_3():
 def test_export_writes_for_own_or_other_target(tmp_path):
     """`export` writes for the module's own target or another one."""
     own, other = tmp_path / "own.onnx", tmp_path / "other.onnx"
-    result = clika_ref("export", "q.clika", "-o", own)
+    result = run_command("export", "q.clika", "-o", own)
     assert (result.exit_code, result.stdout) == (0, f"{own}  {own.stat().st_size / 1e3:.1f} KB\n")
     found = run_json("export", "q.clika", "-o", other, "--target", "trt", "--input", "float32:x.npy")
     assert {*found} == {"artifact", "seconds"}
     assert found["artifact"]["target"] == "tensorrt"
     assert list(tmp_path.glob("other*.trtexec.sh"))
     for path in (own, other):
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = open_session(path)
         (y,) = session.run(None, {"x": np.zeros((3, 32), np.float32)})
         assert y.shape == (3, 8)
 
@@ -190,7 +182,7 @@ def test_export_writes_for_own_or_other_target(tmp_path):
 def test_export_fp16_openvino(tmp_path):
     """`export --fp16` writes FP16 weights for another target."""
     place = tmp_path / "half.onnx"
-    assert clika_ref("export", "q.clika", "-o", place, "--target", "ov", "--fp16", "--keep-output", 0).exit_code == 0
+    assert run_command("export", "q.clika", "-o", place, "--target", "ov", "--fp16", "--keep-output", 0).exit_code == 0
     kinds = {tensor.data_type for tensor in onnx.load(place).graph.initializer}
     assert onnx.TensorProto.FLOAT16 in kinds
 
@@ -239,7 +231,7 @@ def test_export_fp16_openvino(tmp_path):
 )
 def test_export_misuse_reports_reason(words, status, message):
     """Wrong arguments of `export` exit with a message."""
-    result = clika_ref("export", *words)
+    result = run_command("export", *words)
     assert result.exit_code == status, result.output
     assert f"error: {message}" in result.stderr
 
@@ -247,7 +239,7 @@ def test_export_misuse_reports_reason(words, status, message):
 def test_export_without_inputs_rejects_other_target(tmp_path):
     """A module that was saved without inputs cannot be quantized for another target."""
     ClikaModule.clika_load("q.clika").clika_save(tmp_path / "bare")
-    result = clika_ref("export", tmp_path / "bare", "-o", tmp_path / "m.onnx", "--target", "ov")
+    result = run_command("export", tmp_path / "bare", "-o", tmp_path / "m.onnx", "--target", "ov")
     assert result.exit_code == 3
     assert "error: cannot quantize for openvino: the module holds no calibration ranges" in result.stderr
     assert not (tmp_path / "m.onnx").exists()
@@ -256,7 +248,7 @@ def test_export_without_inputs_rejects_other_target(tmp_path):
 def test_export_truncated_file_exits_3(tmp_path):
     """A truncated file exits with 3."""
     (tmp_path / "cut").write_bytes(Path("q.clika").read_bytes()[:1000])
-    result = clika_ref("export", tmp_path / "cut", "-o", tmp_path / "m.onnx")
+    result = run_command("export", tmp_path / "cut", "-o", tmp_path / "m.onnx")
     assert result.exit_code == 3
     assert "it is truncated" in result.stderr
 
@@ -270,15 +262,15 @@ def test_check_reads_file_module_and_model():
     assert {*broken[0]} == {"rule", "node", "message"}
     assert run_json("check", "q.clika", "--target", "trt") == []
     assert run_json("check", "talking_model:Net", "--input", "2x32", "--target", "trt") == []
-    shown = clika_ref("check", "q.clika", "--target", "trt")
+    shown = run_command("check", "q.clika", "--target", "trt")
     assert shown.stdout == "q.clika: no violations of rules of trt\n"
-    last = clika_ref("check", "q.onnx", "--target", "trt").stdout.splitlines()[-1]
+    last = run_command("check", "q.onnx", "--target", "trt").stdout.splitlines()[-1]
     assert re.fullmatch(r"q\.onnx: \d+ violations? of rules of trt", last)
 
 
 def test_check_without_target_exits_2():
     """`check` needs a target."""
-    result = clika_ref("check", "q.onnx")
+    result = run_command("check", "q.onnx")
     assert (result.exit_code, result.stderr) == (
         2,
         "error: cannot check: --target is missing. Give the target whose rules apply.\n",
@@ -291,7 +283,7 @@ def test_check_without_target_exits_2():
 def test_compare_rounding_or_sqnr_threshold_agrees(tmp_path):
     """Models agree within rounding, or from an SQNR of `--min-sqnr`."""
     place = tmp_path / "f.onnx"
-    assert clika_ref("compile", "talking_model:Net", "--input", "1x32", "--input", "2x32", "-o", place).exit_code == 0
+    assert run_command("compile", "talking_model:Net", "--input", "1x32", "--input", "2x32", "-o", place).exit_code == 0
     same = run_json("compare", "talking_model:Net", place, "--input", "float32:x.npy")
     assert (same["agrees"], same["inputs"]) == (True, 1)
     (output,) = same["outputs"]
@@ -307,7 +299,7 @@ def test_compare_rounding_or_sqnr_threshold_agrees(tmp_path):
 
 def test_compare_prints_table_and_draws_inputs():
     """`compare` prints a table and draws random inputs if none were given."""
-    result = clika_ref("compare", "q.clika", "q.onnx")
+    result = run_command("compare", "q.clika", "q.onnx")
     assert result.exit_code == 0, result.output
     heading, row = result.stdout.splitlines()
     assert heading.split("  ")[0] == "output"
@@ -315,7 +307,7 @@ def test_compare_prints_table_and_draws_inputs():
     assert row.endswith("yes")
     assert result.stderr == "note: inputs are random numbers. Give --input to compare on your data.\n"
     assert (
-        clika_ref("compare", "q.onnx", "q.onnx", "--target", "ort", "--target", "ov", "--min-sqnr", 20).exit_code == 0
+        run_command("compare", "q.onnx", "q.onnx", "--target", "ort", "--target", "ov", "--min-sqnr", 20).exit_code == 0
     )
 
 
@@ -323,7 +315,7 @@ def test_compare_prints_table_and_draws_inputs():
 def test_compare_model_with_dictionary_input(tmp_path, data):
     """A model with a dictionary input agrees with its artifact on the traced data."""
     place = tmp_path / "keyed.onnx"
-    result = clika_ref("compile", "talking_model:Keyed", "--input", f"talking_model:{data}", "-o", place)
+    result = run_command("compile", "talking_model:Keyed", "--input", f"talking_model:{data}", "-o", place)
     assert result.exit_code == 0, result.output
     for one in ("dictionaries", "dictionaries_in_tuples"):
         assert run_json("compare", "talking_model:Keyed", place, "--input", f"talking_model:{one}")["agrees"]
@@ -366,7 +358,7 @@ def test_compare_batch_size_splits_arrays():
 )
 def test_compare_misuse_reports_reason(words, status, message):
     """Models and arguments that cannot be compared exit with a message."""
-    result = clika_ref("compare", *words)
+    result = run_command("compare", *words)
     assert result.exit_code == status, result.output
     assert message in result.stderr
     assert result.stdout == ""
@@ -388,8 +380,8 @@ def test_compare_targets_of_saved_module(tmp_path):
         "unsupported_reason",
     } <= {*rows[0]}
     words = ("--weights-only", "--weights-bits", 8, "--threshold", 1e9, "--save", tmp_path / "eight", "--keep-inputs")
-    assert clika_ref("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words).exit_code == 0
-    result = clika_ref("compare", tmp_path / "eight", "--target", "ort", "--target", "trt")
+    assert run_command("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words).exit_code == 0
+    result = run_command("compare", tmp_path / "eight", "--target", "ort", "--target", "trt")
     assert result.exit_code == 1
     assert "unsupported: see below" in result.stdout
 
@@ -399,7 +391,7 @@ def test_compare_targets_of_saved_module(tmp_path):
 
 def test_targets_lists_capabilities():
     """`targets` lists the capabilities of each target."""
-    shown = clika_ref("targets")
+    shown = run_command("targets")
     assert shown.exit_code == 0, shown.output
     (row,) = (line for line in shown.stdout.splitlines() if line.strip().startswith("onnxruntime "))
     assert f"onnxruntime {onnxruntime.__version__}" in row
@@ -420,20 +412,20 @@ def test_targets_lists_capabilities():
 def test_targets_missing_runtime_suggests_install(monkeypatch):
     """A target without its runtime reports the package to install."""
     monkeypatch.setattr("clika_ref_openvino.target.find_spec", lambda _: None)
-    assert "openvino is not installed; pip install openvino" in clika_ref("targets").stdout
+    assert "openvino is not installed; pip install openvino" in run_command("targets").stdout
 
 
 # compile
 
 
-def test_compile_settings_file_notes_ignored_keys(made, tmp_path):
+def test_compile_settings_file_notes_ignored_keys(quantized_folder, tmp_path):
     """`compile` uses a settings file and prints a note about ignored settings."""
     (tmp_path / "clika.yaml").write_text(
         "deployment_settings:\n  target_framework: trt\n  shapes:\n    batch: [1, 2, 4]\n"
         "global_quantization_settings:\n  weights_num_bits: 8\n"
     )
     words = ("--input", "1x32", "--input", "2x32", "-o", tmp_path / "f.onnx", "--settings", tmp_path / "clika.yaml")
-    result = clika_ref("compile", "talking_model:Net", *words)
+    result = run_command("compile", "talking_model:Net", *words)
     assert result.exit_code == 0, result.output
     assert "note: `compile` ignores global_quantization_settings of" in result.stderr
     (script,) = tmp_path.glob("*.trtexec.sh")
@@ -442,12 +434,12 @@ def test_compile_settings_file_notes_ignored_keys(made, tmp_path):
 
 def test_compile_saved_module_rejected():
     """`compile` rejects a saved module and suggests `export`."""
-    result = clika_ref("compile", "q.clika", "--input", "1x32", "-o", "m.onnx")
+    result = run_command("compile", "q.clika", "--input", "1x32", "-o", "m.onnx")
     hint = "Give a Python model. For a saved module, use `clika-ref export`."
     assert (result.exit_code, result.stderr) == (2, f"error: cannot use q.clika: it is a saved module. {hint}\n")
 
 
-def test_compile_dry_run_json_matches_table(made, monkeypatch):
+def test_compile_dry_run_json_matches_table(quantized_folder, monkeypatch):
     """A dry run as JSON has the data of its tables."""
     words = ("talking_model:Net", "--input", "1x32", "--input", "2x32", "--dry-run")
     found = run_json("compile", *words)
@@ -462,7 +454,7 @@ def test_compile_dry_run_json_matches_table(made, monkeypatch):
         target, "unsupported_reason", lambda self, node: "no relu here" if node.op_type == "relu" else None
     )
     assert run_json("compile", *words)["operators"][1]["unsupported_reason"] == "no relu here"
-    assert "no relu here" in clika_ref("compile", *words).stdout
+    assert "no relu here" in run_command("compile", *words).stdout
 
 
 def test_export_disagreeing_artifact_exits_1(monkeypatch, tmp_path):
@@ -470,7 +462,7 @@ def test_export_disagreeing_artifact_exits_1(monkeypatch, tmp_path):
     target = sys.modules["clika_ref_onnxruntime.target"]
     right = target.OnnxRuntimeRunner.__call__
     monkeypatch.setattr(target.OnnxRuntimeRunner, "__call__", lambda self, x: [y + 1 for y in right(self, x)])
-    result = clika_ref("export", "q.clika", "-o", tmp_path / "m.onnx")
+    result = run_command("export", "q.clika", "-o", tmp_path / "m.onnx")
     assert result.exit_code == 1, result.output
     assert "cannot verify the artifact" in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -480,7 +472,7 @@ def test_compile_unsupported_node_exits_3(monkeypatch, tmp_path):
     """A node that the target does not support exits with 3 and leaves no file."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,example")
     words = ("--input", "1x32", "-o", tmp_path / "m", "--target", "interpreter")
-    result = clika_ref("compile", "talking_model:Random", *words)
+    result = run_command("compile", "talking_model:Random", *words)
     assert result.exit_code == 3, result.output
     assert "rand draws random numbers" in result.stderr
     assert list(tmp_path.iterdir()) == []

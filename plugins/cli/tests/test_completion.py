@@ -34,8 +34,8 @@ def test_completion_files_left_to_shell():
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """Let a few distributions be installed; return the names of those whose plugins were loaded."""
+def loaded_plugins(monkeypatch):
+    """Install a few fake distributions; return the names of those whose plugins were loaded."""
     loaded = []
 
     def entry(name, owner):
@@ -53,9 +53,9 @@ def installed(monkeypatch):
     return choose
 
 
-def test_complete_target_own_targets_not_loaded(installed):
+def test_complete_target_own_targets_not_loaded(loaded_plugins):
     """Our own targets are completed without loading their plugins."""
-    loaded = installed(
+    loaded = loaded_plugins(
         aten="clika-ref-aten", ort="clika-ref-onnxruntime", trt="clika-ref-tensorrt", visualize="clika-ref-visualize"
     )
     assert complete_target("") == ["onnxruntime", "ort", "tensorrt", "tensorrt-llm", "trt", "trt-llm"]
@@ -63,9 +63,9 @@ def test_complete_target_own_targets_not_loaded(installed):
     assert loaded == []
 
 
-def test_complete_target_other_plugins_loaded(installed):
+def test_complete_target_other_plugins_loaded(loaded_plugins):
     """Plugins of other distributions are loaded to complete their targets."""
-    loaded = installed(ort="clika-ref-onnxruntime", other="somebody-else", unknown=None)
+    loaded = loaded_plugins(ort="clika-ref-onnxruntime", other="somebody-else", unknown=None)
     assert complete_target("to") == ["toaster", "toaster"]
     assert loaded == ["other", "unknown"]
 

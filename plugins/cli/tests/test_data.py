@@ -37,7 +37,7 @@ number = 3
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def data_folder(tmp_path, monkeypatch):
     """A folder that is entered, with a module of functions under a new name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -46,11 +46,11 @@ def place(tmp_path, monkeypatch):
     return name
 
 
-def shapes(calls):
+def read_shapes(calls):
     return [tuple(call.shape) for call in calls]
 
 
-def test_read_calls_array_in_own_or_given_dtype(place):
+def test_read_calls_array_in_own_or_given_dtype(data_folder):
     """An array is one call, in its own dtype or in a given one."""
     np.save("x.npy", np.arange(6.0).reshape(2, 3))
     (call,) = read_calls(["x.npy"])
@@ -63,7 +63,7 @@ def test_read_calls_array_in_own_or_given_dtype(place):
 
 
 @pytest.mark.parametrize("dtype", [">f4", "<i8", "u1", "?", "f2"])
-def test_read_calls_any_byte_order_and_dtype(place, dtype):
+def test_read_calls_any_byte_order_and_dtype(data_folder, dtype):
     """Arrays of any byte order and dtype are read."""
     array = np.array([0, 1, 1]).astype(dtype)
     np.save("x.npy", array)
@@ -71,14 +71,14 @@ def test_read_calls_any_byte_order_and_dtype(place, dtype):
     assert call.tolist() == array.tolist()
 
 
-def test_read_calls_scalar_array(place):
+def test_read_calls_scalar_array(data_folder):
     """A scalar array is read as a scalar tensor."""
     np.save("x.npy", np.float32(3))
     (call,) = read_calls(["x.npy"])
     assert (call.shape, float(call)) == ((), 3.0)
 
 
-def test_read_calls_archive_by_position_or_keyword(place):
+def test_read_calls_archive_by_position_or_keyword(data_folder):
     """Unnamed tensors of an archive are positional, named ones are keywords."""
     x, y = np.zeros((1, 2), np.float32), np.ones((3,), np.int64)
     np.savez("by_position.npz", x, y)
@@ -95,49 +95,50 @@ def test_read_calls_archive_by_position_or_keyword(place):
     assert call["ids"].dtype == torch.bfloat16
 
 
-def test_read_calls_archive_keeps_order_of_many_tensors(place):
+def test_read_calls_archive_keeps_order_of_many_tensors(data_folder):
     """An archive of more than ten tensors keeps their order."""
     np.savez("many.npz", *[np.full((1,), i) for i in range(12)])
     (call,) = read_calls(["many.npz"])
     assert [int(tensor) for tensor in call] == list(range(12))
 
 
-def test_read_calls_batch_size_splits_first_dim(place):
+def test_read_calls_batch_size_splits_first_dim(data_folder):
     """Calls are split along the first dim; unequal first dims raise an error."""
     np.savez("two.npz", np.zeros((5, 2)), mask=np.zeros((5,)))
     calls = read_calls(["two.npz"], batch_size=2)
     assert [(len(first), len(named["mask"])) for first, named in calls] == [(2, 2), (2, 2), (1, 1)]
-    assert shapes(read_calls(["5x2", "3x2"], batch_size=4)) == [(4, 2), (1, 2), (3, 2)]
+    assert read_shapes(read_calls(["5x2", "3x2"], batch_size=4)) == [(4, 2), (1, 2), (3, 2)]
     with pytest.raises(
         MisuseError, match=r"--calibrate '5x2,4x2': cannot split it into batches: the sizes of dim 0 are 4, 5\."
     ):
         read_calls(["5x2,4x2"], "--calibrate", batch_size=2)
 
 
-def test_read_calls_functions_lists_and_loaders(place):
+def test_read_calls_functions_lists_and_loaders(data_folder):
     """Functions, lists and loaders give batches, read lazily."""
-    assert shapes(read_calls([f"{place}:generated"])) == [(2, 3), (1, 3)]
-    assert len(read_calls([f"{place}:listed"])) == 2
-    loader = read_calls([f"{place}:Loader"])
-    assert (type(loader), len(loader), shapes(loader), shapes(loader)) == (
+    assert read_shapes(read_calls([f"{data_folder}:generated"])) == [(2, 3), (1, 3)]
+    assert len(read_calls([f"{data_folder}:listed"])) == 2
+    loader = read_calls([f"{data_folder}:Loader"])
+    assert (type(loader), len(loader), read_shapes(loader), read_shapes(loader)) == (
         NamedBatches,
         2,
         [(2, 3), (1, 3)],
-        shapes(loader),
+        read_shapes(loader),
     )
-    assert shapes(read_calls([f"{place}:generated", "7x3"])) == [(2, 3), (1, 3), (7, 3)]
+    assert read_shapes(read_calls([f"{data_folder}:generated", "7x3"])) == [(2, 3), (1, 3), (7, 3)]
 
 
-def test_read_calls_failing_function_named(place):
+def test_read_calls_failing_function_named(data_folder):
     """An error of a data function names the function."""
     with pytest.raises(
-        MisuseError, match=rf"cannot call {place}:fails\(\) .*: it raised ZeroDivisionError: at once\. --debug"
+        MisuseError, match=rf"cannot call {data_folder}:fails\(\) .*: it raised ZeroDivisionError: at once\. --debug"
     ):
-        read_calls([f"{place}:fails"])
-    later = iter(read_calls([f"{place}:fails_later"]))
+        read_calls([f"{data_folder}:fails"])
+    later = iter(read_calls([f"{data_folder}:fails_later"]))
     next(later)
     with pytest.raises(
-        MisuseError, match=rf"cannot read batches of {place}:fails_later: it raised ZeroDivisionError: later\. --debug"
+        MisuseError,
+        match=rf"cannot read batches of {data_folder}:fails_later: it raised ZeroDivisionError: later\. --debug",
     ):
         next(later)
 
@@ -171,7 +172,7 @@ def test_read_calls_failing_function_named(place):
         ),
     ],
 )
-def test_read_calls_unreadable_source_reports_reason(place, text, message):
+def test_read_calls_unreadable_source_reports_reason(data_folder, text, message):
     """Unreadable data raises an error with the reason."""
     for suffix in ("npy", "npz", "safetensors"):
         with open(f"junk.{suffix}", "wb") as file:  # noqa: PTH123 - in the folder of the test
@@ -181,10 +182,10 @@ def test_read_calls_unreadable_source_reports_reason(place, text, message):
     Path("folder").mkdir()
     Path("photo.jpg").touch()
     with pytest.raises(MisuseError, match=message):
-        list(read_calls([text.format(place)]))
+        list(read_calls([text.format(data_folder)]))
 
 
-def test_read_calls_implicit_float64_prints_note(place, capsys):
+def test_read_calls_implicit_float64_prints_note(data_folder, capsys):
     """Arrays in float64 without an explicit dtype print a note."""
     np.save("x.npy", np.zeros((2, 3)))
     np.savez("calls.npz", np.zeros((2, 3)))
@@ -200,7 +201,7 @@ def test_read_calls_implicit_float64_prints_note(place, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_read_single_call_rejects_several(place):
+def test_read_single_call_rejects_several(data_folder):
     """A single call is returned; several raise an error."""
     assert read_single_call([]) is None
     assert read_single_call(["2x3"]).shape == (2, 3)

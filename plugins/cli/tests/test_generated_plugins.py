@@ -26,14 +26,14 @@ def environment(tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("new_plugin") / "environment")
 
 
-def tool(name, *words, cwd):
+def run_module(name, *words, cwd):
     done = subprocess.run([sys.executable, "-m", name, *words], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(params=["x", "a" * MAX_NAME_LENGTH], ids=["shortest", "longest"])
 def folder(request, tmp_path):
-    """A new plugin, of a name whose lines are as short or as long as any."""
+    """A new plugin, with a name that makes its lines as short or as long as any."""
     return write_plugin(request.param, tmp_path)[0]
 
 
@@ -45,8 +45,8 @@ def test_new_plugin_code_passes_ruff(folder):
     stated = "".join(f"{json.dumps(pattern)} = {json.dumps(codes)}\n" for pattern, codes in ignored.items())
     extend = f"extend = {json.dumps(str(ROOT / 'pyproject.toml'))}\n"
     (folder / "ruff.toml").write_text(f"{extend}[lint.per-file-ignores]\n{stated}", encoding="utf-8")
-    tool("ruff", "format", "--check", "--no-cache", ".", cwd=folder)
-    tool("ruff", "check", "--no-cache", ".", cwd=folder)
+    run_module("ruff", "format", "--check", "--no-cache", ".", cwd=folder)
+    run_module("ruff", "check", "--no-cache", ".", cwd=folder)
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_new_plugin_code_passes_pyright(tmp_path):
     places = [str(ROOT), *(str(ROOT / path) for path in SETTINGS["pyright"]["extraPaths"])]
     settings = {**ours, "include": ["clika_ref_*", "tests"], "extraPaths": places}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
-    tool("pyright", "--pythonpath", sys.executable, cwd=folder)
+    run_module("pyright", "--pythonpath", sys.executable, cwd=folder)
 
 
 @pytest.mark.slow

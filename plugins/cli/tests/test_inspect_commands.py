@@ -6,18 +6,9 @@ import re
 import numpy as np
 import onnx
 import pytest
-from command_folder import clika_ref, enter, make_quantized_folder, run_json
+from command_folder import run_command, run_json
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Return a folder with a model and its quantized files, which the tests only read."""
-    return make_quantized_folder(tmp_path_factory.mktemp("commands"))
-
-
-@pytest.fixture(autouse=True)
-def _in_the_folder(made, monkeypatch):
-    enter(made.folder, monkeypatch)
+pytestmark = pytest.mark.usefixtures("_enter_quantized_folder")
 
 
 # inspect
@@ -25,12 +16,12 @@ def _in_the_folder(made, monkeypatch):
 
 def test_inspect_model_module_onnx_same_json_keys(tmp_path):
     """`inspect` shows models, saved modules and ONNX files, with the same JSON keys."""
-    shown = clika_ref("inspect", "talking_model:Net", "--input", "1x32", "--input", "2x32")
+    shown = run_command("inspect", "talking_model:Net", "--input", "1x32", "--input", "2x32")
     assert shown.exit_code == 0, shown.output
     assert "graph Net(%x: float32[batch, 32])" in shown.stdout
     assert " = linear(" in shown.stdout
     assert "talking_model.py:" in shown.stdout
-    saved, file = clika_ref("inspect", "q.clika"), clika_ref("inspect", "q.onnx")
+    saved, file = run_command("inspect", "q.clika"), run_command("inspect", "q.onnx")
     assert saved.stdout.splitlines()[-1].endswith("quantized for onnxruntime: see `clika-ref explain`")
     assert "QuantizeLinear" in file.stdout
     assert "x: float32[batch, 32]" in file.stdout.splitlines()[0]
@@ -71,11 +62,11 @@ def test_inspect_model_module_onnx_same_json_keys(tmp_path):
         ),
     ],
 )
-def test_inspect_misuse_reports_reason(made, words, status, message):
+def test_inspect_misuse_reports_reason(quantized_folder, words, status, message):
     """Wrong arguments of `inspect` exit with a message."""
-    (made.folder / "junk.onnx").write_bytes(b"junk")
-    (made.folder / "empty.onnx").touch()
-    result = clika_ref("inspect", *words)
+    (quantized_folder.folder / "junk.onnx").write_bytes(b"junk")
+    (quantized_folder.folder / "empty.onnx").touch()
+    result = run_command("inspect", *words)
     assert result.exit_code == status, result.output
     assert message in result.stderr
     assert result.stderr.startswith("error: ")
@@ -83,7 +74,7 @@ def test_inspect_misuse_reports_reason(made, words, status, message):
 
 def test_inspect_picture_without_visualizer_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
-    result = clika_ref("inspect", "q.clika", "--picture", tmp_path / "net.svg")
+    result = run_command("inspect", "q.clika", "--picture", tmp_path / "net.svg")
     assert result.exit_code == 3
     assert result.stderr == (
         "error: --picture: no loaded plugin draws pictures and writes reports (loaded: aten, cleanup, onnxruntime). "
@@ -95,7 +86,7 @@ def test_inspect_picture_without_visualizer_says_what_to_install(tmp_path, monke
 def test_inspect_picture_writes_svg(tmp_path):
     """`inspect --picture` writes an SVG file."""
     place = tmp_path / "net.svg"
-    result = clika_ref("inspect", "q.clika", "--picture", place)
+    result = run_command("inspect", "q.clika", "--picture", place)
     assert (result.exit_code, result.stdout) == (0, f"{place}  {place.stat().st_size / 1e3:.1f} KB\n"), result.output
     assert b"</svg>" in place.read_bytes()
     found = run_json("inspect", "talking_model:Net", "--input", "1x32", "--picture", tmp_path / "other")
@@ -109,7 +100,7 @@ def test_inspect_picture_writes_svg(tmp_path):
 
 def test_explain_saved_module_reports_int8_per_target():
     """`explain` reports the INT8 nodes of a saved module, for its target and for others."""
-    shown = clika_ref("explain", "q.clika")
+    shown = run_command("explain", "q.clika")
     assert shown.exit_code == 0, shown.output
     assert "onnxruntime: 2 of 2 nodes planned as quantized run quantized" in shown.stdout
     found = run_json("explain", "q.clika", "--target", "ov")
@@ -120,7 +111,7 @@ def test_explain_saved_module_reports_int8_per_target():
 
 def test_explain_onnx_file_own_and_foreign(tmp_path):
     """`explain` reports the precision of nodes in our ONNX files and in others."""
-    ours, foreign = run_json("explain", "q.onnx"), written_by_another(tmp_path / "foreign.onnx")
+    ours, foreign = run_json("explain", "q.onnx"), write_foreign_file(tmp_path / "foreign.onnx")
     assert {(node["scope"], node["runs"]) for node in ours["nodes"] if node["operator"] == "Gemm"} == {
         ("first", "int8"),
         ("second", "int8"),
@@ -131,11 +122,11 @@ def test_explain_onnx_file_own_and_foreign(tmp_path):
         ("here/there", "Gemm", "float"),
         ("Relu", "Relu", "fused"),
     ]
-    assert "here/there" in clika_ref("explain", foreign, "--target", "ov").stdout
+    assert "here/there" in run_command("explain", foreign, "--target", "ov").stdout
 
 
-def written_by_another(path):
-    """A file of two nodes, one of which has a slash in its name, and the other none."""
+def write_foreign_file(path):
+    """Write a file of two nodes: the name of one has a slash, the name of the other has none."""
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 2]) for name in "xy")
     weight = onnx.numpy_helper.from_array(np.ones((2, 2), np.float32), "w")
     nodes = [
@@ -158,17 +149,17 @@ def test_explain_unreadable_file_rejected(tmp_path):
         ("odd.onnx", 3, "ONNX Runtime .* cannot load "),
         ("absent.onnx", 2, "cannot load .*absent.onnx: there is no such file"),
     ):
-        result = clika_ref("explain", tmp_path / name)
+        result = run_command("explain", tmp_path / name)
         assert result.exit_code == status, result.output
         assert re.match(f"error: .*{said}", result.stderr)
-    assert "cannot load absent.xml: there is no such file" in clika_ref("explain", "absent.xml").stderr
-    assert clika_ref("explain", tmp_path / "odd.onnx", "--target", "ov").exit_code == 3
+    assert "cannot load absent.xml: there is no such file" in run_command("explain", "absent.xml").stderr
+    assert run_command("explain", tmp_path / "odd.onnx", "--target", "ov").exit_code == 3
 
 
 def test_openvino_file_explained_and_compared(tmp_path):
     """OpenVINO's own files are explained and compared, but not by another target."""
     place = tmp_path / "q.xml"
-    assert clika_ref("export", "q.clika", "--target", "ov", "-o", place).exit_code == 0
+    assert run_command("export", "q.clika", "--target", "ov", "-o", place).exit_code == 0
     found = run_json("explain", place)
     assert found["target"] == "openvino"
     runs = {node["operator"]: node["runs"] for node in found["nodes"]}
@@ -177,7 +168,7 @@ def test_openvino_file_explained_and_compared(tmp_path):
     assert same["agrees"]
     assert run_json("compare", place, place)["inputs"] == 1
     for words in (("explain", place), ("compare", place, place)):
-        result = clika_ref(*words, "--target", "ort")
+        result = run_command(*words, "--target", "ort")
         assert (
             result.exit_code,
             "with onnxruntime: its format is that of openvino. Give --target openvino." in result.stderr,
@@ -185,17 +176,17 @@ def test_openvino_file_explained_and_compared(tmp_path):
             3,
             True,
         )
-    result = clika_ref("inspect", place)
+    result = run_command("inspect", place)
     assert result.exit_code == 2
     assert "it is a file in a target's own format. Use `clika-ref explain` or `clika-ref compare`." in result.stderr
     (tmp_path / "cut.xml").write_bytes(place.read_bytes()[:300])
-    result = clika_ref("explain", tmp_path / "cut.xml")
+    result = run_command("explain", tmp_path / "cut.xml")
     assert (result.exit_code, "OpenVINO" in result.stderr) == (3, True), result.output
 
 
 def test_explain_operator_json_lists_facts():
     """`explain --json` lists the facts about an operator."""
-    result = clika_ref("explain", "softplus", "--json")
+    result = run_command("explain", "softplus", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert {"schema", "meaning", "ATen calls", "quantization", "ONNX lowering", "plugin"} <= {*found}

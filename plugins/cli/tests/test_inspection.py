@@ -119,7 +119,7 @@ class Entry:
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Stand in for what is installed: a good plugin, a broken one, and one that claims what the good one does."""
+    """Replace the installed plugins by a good one, a broken one, and one with the same claims as the good one."""
     monkeypatch.delenv("CLIKA_REF_PLUGINS", raising=False)
 
     def install(*names):

@@ -49,12 +49,12 @@ def test_new_plugin_writes_distribution_and_next_steps(run, tmp_path):
 def test_new_plugin_without_the_suite_says_what_its_tests_need(run, monkeypatch):
     found = importlib.metadata.distribution
 
-    def without_suite(name):
+    def find_version_without_suite(name):
         if name == "clika-ref-conformance":
             raise importlib.metadata.PackageNotFoundError(name)
         return found(name)
 
-    monkeypatch.setattr("importlib.metadata.distribution", without_suite)
+    monkeypatch.setattr("importlib.metadata.distribution", find_version_without_suite)
     assert run("my-ops").stdout.splitlines()[-1] == (
         "Its tests need clika-ref-conformance, which is not installed. Run pip install clika-ref-conformance "
         "(in a clone: pip install conformance; from wheels: add --find-links FOLDER)."
@@ -160,13 +160,13 @@ def test_new_plugin_failed_write_leaves_no_file(run, tmp_path, monkeypatch, erro
     written = []
     write = Path.write_text
 
-    def failing(path, *arguments, **options):
+    def fail_at_last_file(path, *arguments, **options):
         written.append(path)
         if len(written) == len(FILES):
             raise error
         return write(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "write_text", failing)
+    monkeypatch.setattr(Path, "write_text", fail_at_last_file)
     assert run("my-ops").exit_code == status
     assert len(written) == len(FILES)
     assert list(tmp_path.iterdir()) == []

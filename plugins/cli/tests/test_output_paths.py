@@ -9,7 +9,7 @@ from clika_ref_cli.output_paths import check_output_paths
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     """The current folder, with a file and a folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").write_text("what was there before")
@@ -19,10 +19,10 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["new.onnx", "there", "link", "folder/new.onnx"])
-def test_check_output_paths_writable_file_accepted(here, name):
+def test_check_output_paths_writable_file_accepted(working_folder, name):
     """A new or existing file is accepted."""
-    check_output_paths({"-o": here / name}, "give -o")
-    check_output_paths({"-o": here / name, "--save": None}, "give -o")
+    check_output_paths({"-o": working_folder / name}, "give -o")
+    check_output_paths({"-o": working_folder / name, "--save": None}, "give -o")
 
 
 def test_check_output_paths_no_output_accepted():
@@ -40,28 +40,32 @@ def test_check_output_paths_no_output_accepted():
         ("nu\0ll", "-o: cannot write '.*': .*null (byte|character).*. Choose a path without it"),
     ],
 )
-def test_check_output_paths_unwritable_path_names_option(here, place, said):
+def test_check_output_paths_unwritable_path_names_option(working_folder, place, said):
     """A path that cannot be written raises an error that names the option."""
     with pytest.raises(MisuseError, match=said):
-        check_output_paths({"-o": type(here)(place)}, "give -o")
+        check_output_paths({"-o": type(working_folder)(place)}, "give -o")
 
 
-def test_check_output_paths_read_only_folder_raises(here, monkeypatch):
+def test_check_output_paths_read_only_folder_raises(working_folder, monkeypatch):
     """A folder without write permission raises an error."""
     monkeypatch.setattr(os, "access", lambda path, how: False)
-    with pytest.raises(MisuseError, match=f"-o: cannot write .*: the folder {here} is read-only. Choose another one."):
-        check_output_paths({"-o": here / "new.onnx"}, "give -o")
+    with pytest.raises(
+        MisuseError, match=f"-o: cannot write .*: the folder {working_folder} is read-only. Choose another one."
+    ):
+        check_output_paths({"-o": working_folder / "new.onnx"}, "give -o")
 
 
 @pytest.mark.parametrize("place", ["there", "link", "./there"])
 @pytest.mark.parametrize("word", ["there", "link", "ids=there", "float32:there,1x3", "folder/../there"])
-def test_check_output_paths_input_file_rejected(here, place, word):
+def test_check_output_paths_input_file_rejected(working_folder, place, word):
     """An output that is also an input raises an error."""
-    said = re.escape(f"--save: cannot write {here / place}: it is also an input. Choose another name.")
+    said = re.escape(f"--save: cannot write {working_folder / place}: it is also an input. Choose another name.")
     with pytest.raises(MisuseError, match=said):
-        check_output_paths({"--save": here / place}, "give -o", ["1x3", "my_model:Net", word])
+        check_output_paths({"--save": working_folder / place}, "give -o", ["1x3", "my_model:Net", word])
 
 
-def test_check_output_paths_words_without_file_ignored(here):
+def test_check_output_paths_words_without_file_ignored(working_folder):
     """Arguments that name no file are ignored."""
-    check_output_paths({"-o": here / "there"}, "give -o", ["1x3", "my_model:Net", "None", "nu\0ll", "", "x" * 999])
+    check_output_paths(
+        {"-o": working_folder / "there"}, "give -o", ["1x3", "my_model:Net", "None", "nu\0ll", "", "x" * 999]
+    )

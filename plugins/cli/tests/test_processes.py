@@ -53,17 +53,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def started(folder, *words, before="", **how):
+def start_command(folder, *words, before="", **how):
     """Start the command line in a folder."""
     environment = {**os.environ, "CLIKA_REF_PLUGINS": "aten,cleanup,onnxruntime"}
     command = [sys.executable, "-c", f"{BEGIN}\n{before}\nmain()", *words]
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **how)
 
 
-def interrupted(folder, *words, before="", number=signal.SIGINT):
+def interrupt_command(folder, *words, before="", number=signal.SIGINT):
     """Start a command, send it a signal while it works, and return its status and its output."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with started(folder, *words, before=before, **pipes) as process:
+    with start_command(folder, *words, before=before, **pipes) as process:
         while not (folder / "started").exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(number)
@@ -83,11 +83,11 @@ def interrupted(folder, *words, before="", number=signal.SIGINT):
 def test_main_interrupt_exits_130_without_files(folder, words):
     """An interrupt exits with 130 and one line, and leaves no file."""
     (folder / "m.onnx").write_bytes(b"what was there before")
-    status, out, said = interrupted(folder, *words)
+    status, out, said = interrupt_command(folder, *words)
     assert (status, out, said[-1]) == (130, "", LAST), said
     assert not any("Traceback" in line for line in said)
     assert (folder / "m.onnx").read_bytes() == b"what was there before"
-    assert names(folder) == {"m.onnx", "slow_model.py", "started"}
+    assert list_names(folder) == {"m.onnx", "slow_model.py", "started"}
 
 
 @pytest.mark.slow
@@ -96,14 +96,14 @@ def test_compile_interrupted_comparison_keeps_old_file(folder, number):
     """An interrupt during the comparison keeps the old file and leaves no other."""
     (folder / "m.onnx").write_bytes(b"what was there before")
     words = ("compile", "slow_model:Net", "--input", "1x4", "-o", "m.onnx")
-    status, _, said = interrupted(folder, *words, before=SLOW_COMPARISON, number=number)
+    status, _, said = interrupt_command(folder, *words, before=SLOW_COMPARISON, number=number)
     assert (status, said[-1]) == (130, LAST), said
     assert any(line.startswith("Writing") for line in said)
     assert (folder / "m.onnx").read_bytes() == b"what was there before"
-    assert names(folder) == {"m.onnx", "slow_model.py", "started"}
+    assert list_names(folder) == {"m.onnx", "slow_model.py", "started"}
 
 
-def names(folder):
+def list_names(folder):
     return {path.name for path in folder.iterdir()} - {"__pycache__"}
 
 
@@ -111,7 +111,7 @@ def names(folder):
 def test_compile_in_pipe_prints_result_only_to_stdout(folder):
     """In a pipe, stdout has the result only, and no progress bar is drawn."""
     words = ("compile", "slow_model:Net", "--input", "1x4", "--input", "2x4", "-o", "m.onnx", "--json")
-    with started(folder, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start_command(folder, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         out, said = process.communicate(timeout=100)
     assert process.returncode == 0, said
     assert json.loads(out)["artifact"]["file"] == "m.onnx"
@@ -126,7 +126,7 @@ def test_compile_quiet_environment_prints_no_log(folder, monkeypatch):
     """`CLIKA_REF_QUIET` hides the log."""
     monkeypatch.setenv("CLIKA_REF_QUIET", "1")
     words = ("compile", "slow_model:Net", "--input", "1x4", "-o", "m.onnx")
-    with started(folder, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start_command(folder, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         out, said = process.communicate(timeout=100)
     size = (folder / "m.onnx").stat().st_size
     assert (process.returncode, out, said) == (0, f"m.onnx  {size} bytes\n", "")
@@ -136,7 +136,7 @@ def test_compile_quiet_environment_prints_no_log(folder, monkeypatch):
 def test_targets_on_terminal_draws_bar_on_stderr(folder):
     """On a terminal, the progress bar is drawn on stderr."""
     ours, theirs = pty.openpty()
-    with started(folder, "targets", "--json", stdout=subprocess.PIPE, stderr=theirs) as process:
+    with start_command(folder, "targets", "--json", stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown = read_all(ours)
         out, _ = process.communicate(timeout=100)
@@ -161,7 +161,7 @@ def read_all(descriptor):
 @pytest.mark.slow
 def test_plugins_closed_reader_exits_without_traceback(folder):
     """A closed reader stops the command with exit status 1 and without a traceback."""
-    with started(folder, "plugins", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start_command(folder, "plugins", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         said = process.stderr.read()
         process.wait(timeout=100)

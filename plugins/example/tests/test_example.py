@@ -34,7 +34,7 @@ def operators():
 
 
 @pytest.fixture
-def compiled():
+def compiled_example():
     """A model that calls the operator, its input, and its ClikaModule with a dynamic batch."""
     torch.manual_seed(0)
     model = Network().eval()
@@ -69,7 +69,7 @@ def test_squared_relu_gradient_equals_reference():
     assert torch.equal(by_call.grad, by_reference.grad)
 
 
-def graph_of(operators, *kinds: str) -> Graph:
+def build_chain(operators, *kinds: str) -> Graph:
     """A chain of operators."""
     graph = Graph()
     x = graph.add_input(TensorType(torch.float32, (make_symbol("n"), 3)), "x")
@@ -88,39 +88,39 @@ def drop_relu(operators, graph: Graph) -> list[str]:
 
 def test_drop_relu_before_squared_relu_removed(operators):
     """relu before squared_relu is removed."""
-    assert drop_relu(operators, graph_of(operators, "relu", "squared_relu")) == ["squared_relu"]
+    assert drop_relu(operators, build_chain(operators, "relu", "squared_relu")) == ["squared_relu"]
 
 
 @pytest.mark.parametrize("kinds", [("neg", "squared_relu"), ("squared_relu",), ("relu", "square")])
 def test_drop_relu_other_chains_stay(operators, kinds):
     """Other chains stay."""
-    assert drop_relu(operators, graph_of(operators, *kinds)) == list(kinds)
+    assert drop_relu(operators, build_chain(operators, *kinds)) == list(kinds)
 
 
 def test_drop_relu_relu_with_other_users_stays(operators):
     """A relu with other users stays."""
-    graph = graph_of(operators, "relu", "squared_relu")
+    graph = build_chain(operators, "relu", "squared_relu")
     graph.add_output(next(iter(graph.nodes)).output)
     assert drop_relu(operators, graph) == ["relu", "squared_relu"]
 
 
-def test_clika_compile_squared_relu_becomes_one_node(compiled):
+def test_clika_compile_squared_relu_becomes_one_node(compiled_example):
     """A model that calls the operator compiles to one node."""
-    model, x, module = compiled
+    model, x, module = compiled_example
     assert [node.op_type for node in module.graph.nodes] == ["linear", "squared_relu"]
     assert torch.equal(module(x), model(x))
 
 
-def test_clika_export_onnxruntime_computes_lowering(compiled, tmp_path):
+def test_clika_export_onnxruntime_computes_lowering(compiled_example, tmp_path):
     """ONNX Runtime computes the lowering."""
-    _, _, module = compiled
+    _, _, module = compiled_example
     artifact = module.clika_export(tmp_path / "model.onnx")  # which compares
     assert artifact.target == "onnxruntime"
 
 
-def test_interpreter_target_writes_equal_artifact(compiled, tmp_path):
+def test_interpreter_target_writes_equal_artifact(compiled_example, tmp_path):
     """The target writes a file that computes the same."""
-    model, x, module = compiled
+    model, x, module = compiled_example
     module.clika_state.configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     artifact = module.clika_export(tmp_path / "model.safetensors")
     assert artifact.path.stat().st_size == artifact.facts["bytes"]

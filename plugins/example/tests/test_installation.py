@@ -28,7 +28,7 @@ print(json.dumps({"failures": found.failures, "file": package and package.origin
 
 
 class Environment:
-    """A virtual environment that has all that this one has, but for the example."""
+    """A virtual environment with all packages of this one except the example."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -39,7 +39,7 @@ class Environment:
                 (self.packages / entry.name).symlink_to(entry)
 
     def run(self, *words):
-        """Run its Python, which finds no plugin in the folder of the example, and return what it prints."""
+        """Run its Python, which finds no plugin in the folder of the example, and return the output."""
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         others = os.pathsep.join(path for path in paths if Path(path).resolve() != FOLDER)
         set_to = {"PYTHONPATH": others, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
@@ -58,7 +58,7 @@ class Environment:
         return {plugin["name"]: plugin for plugin in told["plugins"]}, told["file"]
 
     def names(self):
-        """Return what lies among its packages."""
+        """Return the entries of its package folder."""
         return {entry.name for entry in self.packages.iterdir()}
 
 
@@ -67,8 +67,8 @@ def environment(tmp_path):
     return Environment(tmp_path / "environment")
 
 
-def files_outside():
-    """Return the hash of each file of the project that the folder of the example does not hold."""
+def hash_files_outside():
+    """Return the hash of each file of the project outside the folder of the example."""
     listed = subprocess.run([GIT, "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [ROOT / name for name in listed.split("\0") if name]
     kept = [path for path in paths if path.is_file() and FOLDER not in path.parents]
@@ -80,7 +80,7 @@ def test_pip_install_and_uninstall_change_example_only(environment, tmp_path):
     """pip adds and removes the example, and nothing outside of its folder changes."""
     source = tmp_path / "example"  # a build leaves files next to the source
     shutil.copytree(FOLDER, source, ignore=shutil.ignore_patterns("tests", "build", "*.egg-info", "__pycache__"))
-    files, names, (before, nowhere) = files_outside(), environment.names(), environment.plugins()
+    files, names, (before, nowhere) = hash_files_outside(), environment.names(), environment.plugins()
     assert len(files) > 100
     assert nowhere is None
     assert {"aten", "onnxruntime"} <= before.keys()
@@ -95,9 +95,9 @@ def test_pip_install_and_uninstall_change_example_only(environment, tmp_path):
         "reference": ["onnx-reference"],
     }
     assert {name.partition("-")[0] for name in environment.names() - names} == {PACKAGE}
-    assert files_outside() == files
+    assert hash_files_outside() == files
 
     environment.run("-m", "pip", "uninstall", "--yes", "clika-ref-example")
     assert environment.plugins() == (before, None)
     assert environment.names() == names
-    assert files_outside() == files
+    assert hash_files_outside() == files

@@ -35,20 +35,20 @@ class Sketch:
         steps = self.build.constant(torch.ones(length, dtype=torch.int32), "bias_steps")
         return self.build("dequantize", steps, self.build.constant(torch.full((length,), 0.001), "bias_scale"), axis=0)
 
-    def explained(self, result, folder, *, optimize=True):
+    def explain(self, result, folder, *, optimize=True):
         self.graph.add_output(result)
         target = OnnxRuntime(optimize=optimize)
         found = target.explain(target.compile(self.graph, folder / "model.onnx"))
         return {name: found[name] for name in found if "quantize" not in name}
 
 
-def convolution(sketch, x, bias=None):
+def add_convolution(sketch, x, bias=None):
     attrs = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
     return sketch.build("conv2d", x, sketch.weight(4, 3, 3, 3), bias, **attrs)
 
 
-def activated(sketch, zero_point):
-    activation = sketch.build("relu", convolution(sketch, sketch.pair(sketch.x)))
+def build_quantized_convolution(sketch, zero_point):
+    activation = sketch.build("relu", add_convolution(sketch, sketch.pair(sketch.x)))
     steps = sketch.build("quantize", activation, 0.05, zero_point, dtype=torch.uint8)
     return sketch.build("dequantize", steps, 0.05, zero_point)
 
@@ -56,28 +56,28 @@ def activated(sketch, zero_point):
 def test_explain_quantized_conv_fuses_relu(tmp_path):
     """A quantized convolution runs in INT8 and fuses its relu."""
     sketch = Sketch(1, 3, 8, 8)
-    found = sketch.explained(activated(sketch, 0), tmp_path)
+    found = sketch.explain(build_quantized_convolution(sketch, 0), tmp_path)
     assert found == {"conv2d": "int8", "relu": "fused"}
 
 
 def test_explain_range_below_relu_minimum_keeps_conv_float(tmp_path):
     """A quantized range that includes negative results keeps the layer in float."""
     sketch = Sketch(1, 3, 8, 8)
-    found = sketch.explained(activated(sketch, 10), tmp_path)
+    found = sketch.explain(build_quantized_convolution(sketch, 10), tmp_path)
     assert found["conv2d"] == "float: the activation after it clips within the quantized range of the output"
 
 
 def test_explain_conv_with_float_result_runs_in_float(tmp_path):
     """A convolution with a float result runs in float."""
     sketch = Sketch(1, 3, 8, 8)
-    found = sketch.explained(convolution(sketch, sketch.pair(sketch.x)), tmp_path)
+    found = sketch.explain(add_convolution(sketch, sketch.pair(sketch.x)), tmp_path)
     assert found["conv2d"].startswith("float: ONNX Runtime runs Conv in INT8 only if its output is quantized")
 
 
 def test_explain_conv_of_float_operand_names_operand(tmp_path):
     """A convolution with a float operand names that operand."""
     sketch = Sketch(1, 3, 8, 8)
-    found = sketch.explained(sketch.pair(convolution(sketch, sketch.x)), tmp_path)
+    found = sketch.explain(sketch.pair(add_convolution(sketch, sketch.x)), tmp_path)
     assert found == {"conv2d": "float: its operand x is not quantized"}
 
 
@@ -86,21 +86,21 @@ def test_explain_linear_with_float_result_needs_int_bias(tmp_path, is_whole, pre
     """A linear layer with a float result needs a quantized bias."""
     sketch = Sketch(2, 3)
     bias = sketch.bias(4) if is_whole else sketch.build.constant(torch.ones(4), "bias")
-    found = sketch.explained(sketch.build("linear", sketch.pair(sketch.x), sketch.weight(4, 3), bias), tmp_path)
+    found = sketch.explain(sketch.build("linear", sketch.pair(sketch.x), sketch.weight(4, 3), bias), tmp_path)
     assert found["linear"].startswith(precision)
 
 
 def test_explain_hardswish_without_int8_kernel_named(tmp_path):
     """An operator without an INT8 kernel is named, although the runtime rewrites it."""
     sketch = Sketch(1, 3, 8, 8)
-    found = sketch.explained(sketch.pair(sketch.build("hardswish", sketch.pair(sketch.x))), tmp_path)
+    found = sketch.explain(sketch.pair(sketch.build("hardswish", sketch.pair(sketch.x))), tmp_path)
     assert found == {"hardswish": "float: ONNX Runtime has no INT8 kernel for HardSwish"}
 
 
 def test_explain_float_operand_has_no_reason(tmp_path):
     """A node with float operands is float without a reason."""
     sketch = Sketch(1, 3, 8, 8)
-    assert sketch.explained(sketch.build("tanh", sketch.x), tmp_path) == {"tanh": "float"}
+    assert sketch.explain(sketch.build("tanh", sketch.x), tmp_path) == {"tanh": "float"}
 
 
 def test_explain_reshape_of_int8_runs_in_int8(tmp_path):
@@ -108,13 +108,13 @@ def test_explain_reshape_of_int8_runs_in_int8(tmp_path):
     sketch = Sketch(1, 3, 8, 8)
     moved = sketch.build("reshape", sketch.pair(sketch.x), shape=(3, 64))
     steps = sketch.build("quantize", moved, 0.05, 128, dtype=torch.uint8)
-    assert sketch.explained(sketch.build("dequantize", steps, 0.05, 128), tmp_path) == {"reshape": "int8"}
+    assert sketch.explain(sketch.build("dequantize", steps, 0.05, 128), tmp_path) == {"reshape": "int8"}
 
 
 def test_explain_without_optimizations_runs_in_float(tmp_path):
     """Without optimizations nothing runs in INT8."""
     sketch = Sketch(1, 3, 8, 8)
-    found = sketch.explained(sketch.pair(convolution(sketch, sketch.pair(sketch.x))), tmp_path, optimize=False)
+    found = sketch.explain(sketch.pair(add_convolution(sketch, sketch.pair(sketch.x))), tmp_path, optimize=False)
     assert found == {"conv2d": "float: ONNX Runtime's optimizations are off"}
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 
 
-def optimized_kinds(path, folder, **sides):
+def read_optimized_op_types(path, folder, **sides):
     """Return the operators in the optimized graph of a file, with some dims fixed."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimized.onnx")
@@ -49,7 +49,7 @@ def test_fusion_barriers_bias_of_int8_matmul_stays_sum(tmp_path, sides):
     path = module.clika_export(tmp_path / "biased.onnx").path
     dims = onnx.load(path).graph.input[0].type.tensor_type.shape.dim
     fixed = {dim.dim_param: side for dim, side in zip(dims, sides, strict=False)}
-    kinds = optimized_kinds(path, tmp_path, **fixed)
+    kinds = read_optimized_op_types(path, tmp_path, **fixed)
     assert {"MatMulIntegerToFloat", "Sum"} <= {*kinds}
     assert "DequantizeLinear" not in kinds
 
@@ -59,7 +59,7 @@ def test_fusion_barriers_sum_before_layer_norm_not_fused(tmp_path):
     module = clika_compile(Residual().eval(), tracing_inputs=[torch.randn(2, 3, 4), torch.randn(5, 6, 4)])
     path = module.clika_export(tmp_path / "residual.onnx").path
     assert [node.op_type for node in onnx.load(path).graph.node].count("Sum") == 1
-    kinds = optimized_kinds(path, tmp_path)
+    kinds = read_optimized_op_types(path, tmp_path)
     assert {"Sum", "LayerNormalization"} <= {*kinds}
     assert "SkipLayerNormalization" not in kinds
 
@@ -80,7 +80,7 @@ def test_fusion_barriers_clip_of_int8_linear_keeps_int8(tmp_path, cut, weights_o
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
     path = module.clika_export(tmp_path / "cut.onnx").path  # compared with the module on the way
-    kinds = optimized_kinds(path, tmp_path)
+    kinds = read_optimized_op_types(path, tmp_path)
     assert not {"DequantizeLinear", "Gemm", "FusedGemm"} & {*kinds}, kinds
     assert kinds.count("MatMulNBits" if weights_only else "QGemm") == 2
     assert module.clika_explain().share() == 1
@@ -97,4 +97,4 @@ def test_fusion_barriers_relu_between_int8_layers_stays_relu(tmp_path):
     )
     path = module.clika_export(tmp_path / "cut.onnx").path
     assert "Relu" in [node.op_type for node in onnx.load(path).graph.node]
-    assert optimized_kinds(path, tmp_path).count("QGemm") == 2
+    assert read_optimized_op_types(path, tmp_path).count("QGemm") == 2

@@ -27,7 +27,7 @@ LISTED = {
 """The dtypes that the list is about, by the names that the runtime gives them."""
 
 
-def registered():
+def list_missing_kernels():
     """Return the dtypes of the standard for which the installed runtime has no kernel, in the form of the list."""
     kernels = [k for k in runtime.get_all_opkernel_def() if k.provider == "CPUExecutionProvider" and not k.domain]
     missing = {}
@@ -51,7 +51,7 @@ def registered():
 
 def test_list_missing_dtypes_equals_installed_runtime():
     """kernels.toml lists the dtypes that the installed runtime does not register."""
-    assert _list_missing_dtypes(_runtime_version()) == registered(), (
+    assert _list_missing_dtypes(_runtime_version()) == list_missing_kernels(), (
         "write what the runtime registers into kernels.toml"
     )
 
@@ -63,7 +63,7 @@ def test_list_missing_dtypes_older_runtime_lacks_more():
     assert {op: names for op, names in beyond.items() if names} == {"Where": {"int8", "uint32"}}
 
 
-def node_of(kind, *operands, **attrs):
+def build_node(kind, *operands, **attrs):
     """Return a call on tensors of given dtypes and shapes."""
     g = Graph("one")
     values = [g.add_input(TensorType(*o), f"x{i}") if isinstance(o, tuple) else o for i, o in enumerate(operands)]
@@ -79,19 +79,22 @@ F64, F16, I64, U8 = torch.float64, torch.float16, torch.int64, torch.uint8
     ("node", "said"),
     [
         (
-            node_of("conv2d", (F64, (1, 2, 5, 5)), (F64, (3, 2, 3, 3)), None),
+            build_node("conv2d", (F64, (1, 2, 5, 5)), (F64, (3, 2, 3, 3)), None),
             r"Conv in float64, .* support float16, float32\.",
         ),
         (
-            node_of("conv2d", (I64, (1, 2, 5, 5)), (I64, (3, 2, 3, 3)), None),
+            build_node("conv2d", (I64, (1, 2, 5, 5)), (I64, (3, 2, 3, 3)), None),
             r"Conv in int64, .* support float16, float32\.",
         ),
         (
-            node_of("relu6", (torch.int16, (3,))),
+            build_node("relu6", (torch.int16, (3,))),
             r"Clip in int16, but ONNX Runtime's CPU kernels support .*\. Convert",
         ),
-        (node_of("outer", (torch.bool, (3,)), (torch.bool, (2,))), "Mul in bool"),
-        (node_of("upsample_bicubic2d", (U8, (1, 1, 4, 4)), output_size=(6, 6), align_corners=False), "Resize in uint8"),
+        (build_node("outer", (torch.bool, (3,)), (torch.bool, (2,))), "Mul in bool"),
+        (
+            build_node("upsample_bicubic2d", (U8, (1, 1, 4, 4)), output_size=(6, 6), align_corners=False),
+            "Resize in uint8",
+        ),
     ],
 )
 def test_unsupported_reason_missing_kernel_named(node, said):
@@ -103,10 +106,10 @@ def test_unsupported_reason_missing_kernel_named(node, said):
 @pytest.mark.parametrize(
     "node",
     [
-        node_of("conv2d", (F16, (1, 2, 5, 5)), (F16, (3, 2, 3, 3)), None),
-        node_of("matmul", (F64, (2, 3)), (F64, (3, 2))),
-        node_of("mul", (I64, (2, 3)), 3),
-        node_of("add", (F64, ()), 1),
+        build_node("conv2d", (F16, (1, 2, 5, 5)), (F16, (3, 2, 3, 3)), None),
+        build_node("matmul", (F64, (2, 3)), (F64, (3, 2))),
+        build_node("mul", (I64, (2, 3)), 3),
+        build_node("add", (F64, ()), 1),
     ],
 )
 def test_unsupported_reason_existing_kernels_returns_none(node):
@@ -120,7 +123,7 @@ def test_unsupported_reason_repeated_call_lowered_once(monkeypatch):
     emit = artifact.emit_node
     monkeypatch.setattr(artifact, "emit_node", lambda node: lowered.append(node.op_type) or emit(node))
     for attrs in ({"negative_slope": 0.3}, {"negative_slope": 0.3}, {"negative_slope": 0.7}):
-        assert OnnxRuntime().unsupported_reason(node_of("leaky_relu", (F64, (5, 7)), **attrs)) is None
+        assert OnnxRuntime().unsupported_reason(build_node("leaky_relu", (F64, (5, 7)), **attrs)) is None
     assert lowered == ["leaky_relu"] * 2
 
 

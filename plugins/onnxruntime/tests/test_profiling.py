@@ -30,7 +30,7 @@ class Residual(nn.Module):
         return self.head((self.second(torch.relu(self.first(x))) + x).mean((2, 3)))
 
 
-def compiled(settings):
+def compile_residual(settings):
     data = {} if settings is None else {"calibration_inputs": [X, X[:2]], "quantization_settings": settings}
     return clika_compile(
         Residual().eval(), tracing_inputs=[X, X[:2]], deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(), **data
@@ -42,7 +42,7 @@ def compiled(settings):
 def test_profile_each_layer_has_time(settings, optimize, tmp_path):
     """Each layer has its time, and the file is the only one written."""
     target = OnnxRuntime(optimize=optimize)
-    artifact = compiled(settings).clika_export(tmp_path / "model.onnx")
+    artifact = compile_residual(settings).clika_export(tmp_path / "model.onnx")
     found = target.profile(artifact, [X])
     assert {"conv2d", "conv2d_1"} <= set(found)
     assert any(name in found for name in ("output", "linear", "matmul"))
@@ -50,13 +50,13 @@ def test_profile_each_layer_has_time(settings, optimize, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def profile_of(events, folder):
+def write_profile(events, folder):
     place = folder / "profile.json"
     place.write_text(json.dumps(events))
     return place
 
 
-def event(name, micros, cat="Node"):
+def make_event(name, micros, cat="Node"):
     return {"cat": cat, "name": name, "dur": micros}
 
 
@@ -78,21 +78,21 @@ def test_seconds_of_nodes_sums_medians_per_node(tmp_path):
     made += [node("ReorderOutput", ["x"], ["a"], "reorder")]
     for name, nodes in (("written", written), ("made", made)):
         onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, name, *ends)), tmp_path / f"{name}.onnx")
-    events = [event("layer/Abs_kernel_time", t) for t in (900, 10, 12)] + [event("layer/Neg_kernel_time", 5)]
+    events = [make_event("layer/Abs_kernel_time", t) for t in (900, 10, 12)] + [make_event("layer/Neg_kernel_time", 5)]
     events += [
-        event("y_nchwc_token_3_kernel_time", 7),
-        event("reorder_kernel_time", 3),
-        event("layer/Abs_fence_before", 50),
+        make_event("y_nchwc_token_3_kernel_time", 7),
+        make_event("reorder_kernel_time", 3),
+        make_event("layer/Abs_fence_before", 50),
     ]
-    events += [event("model_run", 1000, "Session"), {"cat": "Session", "name": "session_initialization"}]
+    events += [make_event("model_run", 1000, "Session"), {"cat": "Session", "name": "session_initialization"}]
     graph = OnnxGraph(tmp_path / "written.onnx")
-    found = seconds_of_nodes(graph, graph, tmp_path / "made.onnx", profile_of(events, tmp_path))
+    found = seconds_of_nodes(graph, graph, tmp_path / "made.onnx", write_profile(events, tmp_path))
     assert found == pytest.approx({"layer": 17e-6, "top": 7e-6, "": 3e-6})
 
 
 def test_profile_missing_runtime_raises(monkeypatch, tmp_path):
     """Without the runtime, the error says how to install it."""
-    artifact = compiled(None).clika_export(tmp_path / "model.onnx")
+    artifact = compile_residual(None).clika_export(tmp_path / "model.onnx")
     monkeypatch.setattr(module_of_target, "find_spec", lambda name: None)
     with pytest.raises(TargetError, match="onnxruntime is not installed; pip install onnxruntime"):
         OnnxRuntime().profile(artifact, [X])

@@ -48,7 +48,7 @@ CASES = [
 ]
 
 
-def results(found):
+def as_list(found):
     return [found] if isinstance(found, torch.Tensor) else list(found)
 
 
@@ -56,8 +56,8 @@ def results(found):
 def test_replicas_of_large_integers_equal_onnxruntime(tmp_path, replica, call):
     """Replicas equal ONNX Runtime for integers beyond float64; eager does not."""
     actual = run(tmp_path, call)
-    expected = results(getattr(replicas, replica)(*call.operands, **call.attrs))
-    eager = results(OPERATORS[call.name](*call.operands, **call.attrs))
+    expected = as_list(getattr(replicas, replica)(*call.operands, **call.attrs))
+    eager = as_list(OPERATORS[call.name](*call.operands, **call.attrs))
     assert [(a.tolist(), a.dtype) for a in actual] == [(e.tolist(), e.dtype) for e in expected]
     assert any(not torch.equal(a, e) for a, e in zip(actual, eager, strict=True))
 
@@ -73,7 +73,7 @@ def test_group_norm_replica_keeps_infinite_weight(tmp_path):
     """An infinite weight of a group norm stays infinite."""
     call = Call("group_norm", torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([1.0, 1.0, math.inf]), None, num_groups=1)
     (actual,) = run(tmp_path, call)
-    (expected,) = results(replicas.group_norm(*call.operands, **call.attrs))
+    (expected,) = as_list(replicas.group_norm(*call.operands, **call.attrs))
     assert torch.equal(actual.isinf(), expected.isinf())
     assert OPERATORS["group_norm"](*call.operands, **call.attrs).isnan().any()
 

@@ -1,4 +1,4 @@
-"""The scheme of ONNX Runtime: layers planned in INT8 run in INT8, and compute the results of the graph."""
+"""The scheme of ONNX Runtime: each layer planned in INT8 runs in INT8, and computes the result of the graph."""
 
 from collections import Counter
 
@@ -7,6 +7,8 @@ import onnxruntime as ort
 import pytest
 import torch
 from clika_ref_onnxruntime.scheme import ARM, X86, X86_WITHOUT_VNNI, scheme_of
+from layer_chains import Chain
+from seeded_tensors import randn
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,19 +25,8 @@ REGISTRY = load_registry()
 TARGET = REGISTRY.targets["onnxruntime"]
 
 
-class Chain(nn.Module):
-    """A layer, followed by a function of its result and the input."""
-
-    def __init__(self, layer, behind=lambda y, x: y):
-        super().__init__()
-        self.layer, self.behind = layer, behind
-
-    def forward(self, x):
-        return self.behind(self.layer(x), x)
-
-
-def quantized(module, x, folder, scheme=TARGET.scheme):
-    """Return the quantized graph, its placement, the optimized graph of the runtime, and its result on ``x``."""
+def quantize_and_run(module, x, folder, scheme=TARGET.scheme):
+    """Return the quantized graph, its placement, the runtime's graph of the file, and its result on ``x``."""
     graph = clika_compile(module.eval(), tracing_inputs=[x]).graph.clone()
     lower(graph, REGISTRY, TARGET)
     calibration = Calibration(graph)
@@ -55,58 +46,62 @@ def quantized(module, x, folder, scheme=TARGET.scheme):
     return graph, placement, Counter(node.op_type for node in nodes), torch.from_numpy(result)
 
 
-def image(*shape):
-    return torch.randn(shape or (2, 8, 6, 6), generator=torch.Generator().manual_seed(0))
+def make_image(*shape):
+    return randn(*(shape or (2, 8, 6, 6)))
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _set_seed():
     torch.manual_seed(0)
 
 
 TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
 
-TABLE, STACK = image(8, 4), image(2, 8, 4)
+TABLE, STACK = make_image(8, 4), make_image(2, 8, 4)
 
 CASES = {
-    "conv1d": (Chain(nn.Conv1d(8, 8, 3)), image(2, 8, 6), {"QLinearConv": 1}),
-    "conv2d": (Chain(nn.Conv2d(8, 8, 3, groups=8)), image(), {"QLinearConv": 1}),
-    "conv3d": (Chain(nn.Conv3d(4, 4, 2)), image(1, 4, 3, 4, 4), {"QLinearConv": 1}),
-    "relu": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.relu(y)), image(), {"QLinearConv": 1}),
-    "relu6": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.relu6(y * 1.0)), image(), {"QLinearConv": 1}),
-    "hardtanh": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.hardtanh(y, 0, 6)), image(), {"QLinearConv": 1}),
-    "hardtanh-signed": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.hardtanh(y)), image(), {"QLinearConv": 1}),
-    "linear": (Chain(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))), image(3, 8), {"QGemm": 2}),
-    "linear-3d": (Chain(nn.Linear(8, 8)), image(2, 3, 8), {"QGemm": 1}),
-    "linear-no-bias": (Chain(nn.Linear(8, 8, bias=False)), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
-    "matmul": (Chain(nn.Linear(8, 8), lambda y, _: y @ TABLE), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
-    "stack": (Chain(nn.Linear(8, 8), lambda y, _: y @ STACK), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
-    "stack-of-one": (Chain(nn.Linear(8, 8), lambda y, _: y @ STACK[:1]), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
-    "add": (Chain(TWICE, lambda y, x: F.relu(y + F.relu(x) - x)), image(), {"QLinearConv": 2}),
+    "conv1d": (Chain(nn.Conv1d(8, 8, 3)), make_image(2, 8, 6), {"QLinearConv": 1}),
+    "conv2d": (Chain(nn.Conv2d(8, 8, 3, groups=8)), make_image(), {"QLinearConv": 1}),
+    "conv3d": (Chain(nn.Conv3d(4, 4, 2)), make_image(1, 4, 3, 4, 4), {"QLinearConv": 1}),
+    "relu": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.relu(y)), make_image(), {"QLinearConv": 1}),
+    "relu6": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.relu6(y * 1.0)), make_image(), {"QLinearConv": 1}),
+    "hardtanh": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.hardtanh(y, 0, 6)), make_image(), {"QLinearConv": 1}),
+    "hardtanh-signed": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.hardtanh(y)), make_image(), {"QLinearConv": 1}),
+    "linear": (Chain(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))), make_image(3, 8), {"QGemm": 2}),
+    "linear-3d": (Chain(nn.Linear(8, 8)), make_image(2, 3, 8), {"QGemm": 1}),
+    "linear-no-bias": (Chain(nn.Linear(8, 8, bias=False)), make_image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
+    "matmul": (Chain(nn.Linear(8, 8), lambda y, _: y @ TABLE), make_image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
+    "stack": (Chain(nn.Linear(8, 8), lambda y, _: y @ STACK), make_image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
+    "stack-of-one": (
+        Chain(nn.Linear(8, 8), lambda y, _: y @ STACK[:1]),
+        make_image(2, 3, 8),
+        {"MatMulIntegerToFloat": 1},
+    ),
+    "add": (Chain(TWICE, lambda y, x: F.relu(y + F.relu(x) - x)), make_image(), {"QLinearConv": 2}),
     "residual": (
         Chain(nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y)),
-        image(),
+        make_image(),
         {"QLinearConv": 3, "QLinearAdd": 1},
     ),
     "gate": (
         Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(y * torch.sigmoid(y))),
-        image(),
+        make_image(),
         {"QLinearConv": 3, "QLinearSigmoid": 1, "QLinearMul": 1},
     ),
-    "leaky": (Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(F.leaky_relu(y))), image(), {"QLinearLeakyRelu": 1}),
+    "leaky": (Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(F.leaky_relu(y))), make_image(), {"QLinearLeakyRelu": 1}),
     "join": (
         Chain(nn.Conv2d(8, 4, 1), lambda y, x: TWICE(torch.cat([y, F.relu(y)], 1))),
-        image(),
+        make_image(),
         {"QLinearConv": 3},
     ),
     "pools": (
         Chain(TWICE, lambda y, _: F.adaptive_avg_pool2d(F.avg_pool2d(F.max_pool2d(y, 2), 2), 1)),
-        image(),
+        make_image(),
         {"QLinearAveragePool": 1, "QLinearGlobalAveragePool": 1, "NhwcMaxPool": 1},
     ),
     "moved": (
         Chain(TWICE, lambda y, _: F.linear(y.flatten(2).permute(0, 2, 1)[:, 1:], torch.ones(3, 8), torch.ones(3))),
-        image(),
+        make_image(),
         {"QLinearConv": 2},
     ),
 }
@@ -118,7 +113,7 @@ FLOAT = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
 def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
     """Layers planned in INT8 run in INT8 and compute the quantized graph."""
     module, x, expected = CASES[name]
-    graph, _, kinds, result = quantized(module, x, tmp_path)
+    graph, _, kinds, result = quantize_and_run(module, x, tmp_path)
     assert {kind: kinds[kind] for kind in expected} == expected
     assert not FLOAT & kinds.keys()
     (simulated,), _ = interpret(graph, [x])
@@ -131,7 +126,7 @@ def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
 
 def test_scheme_without_vnni_uses_7_bit_weights(tmp_path):
     """Weights have 7 bits where pairs of MACs would overflow."""
-    graph, _, _, _ = quantized(Chain(nn.Conv2d(8, 8, 3)), image(), tmp_path, X86_WITHOUT_VNNI)
+    graph, _, _, _ = quantize_and_run(Chain(nn.Conv2d(8, 8, 3)), make_image(), tmp_path, X86_WITHOUT_VNNI)
     (weight,) = [v.data for name, v in graph.constants.items() if name == "layer.weight_integers"]
     assert int(weight.abs().max()) == 63
 

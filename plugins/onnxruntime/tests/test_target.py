@@ -19,7 +19,7 @@ from clika_ref.core.types import TensorType
 OPERATORS = load_registry().operators
 
 
-def graph_of(kind="identity", dtype=torch.float32, **attrs):
+def build_graph(kind="identity", dtype=torch.float32, **attrs):
     """Return one operator on x[n, 3]."""
     g = Graph("one")
     x = g.add_input(TensorType(dtype, (make_symbol("n"), 3)), "x")
@@ -40,7 +40,7 @@ def test_plugin_provides_onnxruntime_target():
 def test_load_dynamic_artifact_runs_at_each_size(tmp_path, optimize):
     """An artifact runs at every size."""
     target = OnnxRuntime(optimize=optimize)
-    artifact = target.compile(graph_of("softmax", dim=1), tmp_path / "m.onnx")
+    artifact = target.compile(build_graph("softmax", dim=1), tmp_path / "m.onnx")
     runner = target.load(artifact)
     for n in (1, 4):
         x = torch.randn(n, 3)
@@ -54,21 +54,21 @@ def test_load_dynamic_artifact_runs_at_each_size(tmp_path, optimize):
 def test_load_identity_round_trips_each_dtype(tmp_path, dtype):
     """Each dtype is accepted and returned."""
     x = torch.tensor([[0, 1, 1]]).to(dtype)
-    (found,) = OnnxRuntime().load(OnnxRuntime().compile(graph_of(dtype=dtype), tmp_path / "m.onnx"))([x])
+    (found,) = OnnxRuntime().load(OnnxRuntime().compile(build_graph(dtype=dtype), tmp_path / "m.onnx"))([x])
     assert found.dtype == dtype
     assert torch.equal(found, x)
 
 
 def test_load_noncontiguous_input_read_by_index(tmp_path):
     """A tensor that is not contiguous is read by its indices."""
-    runner = OnnxRuntime().load(OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx"))
+    runner = OnnxRuntime().load(OnnxRuntime().compile(build_graph(), tmp_path / "m.onnx"))
     x = torch.arange(6.0).reshape(3, 2).T
     assert torch.equal(runner([x])[0], x)
 
 
 def test_compile_artifact_states_names_and_facts(tmp_path):
     """The artifact states names, size, nodes and guards."""
-    g = graph_of("relu")
+    g = build_graph("relu")
     g.guards = [Guard(make_symbol("n") <= 8, "model.py:3")]
     artifact = OnnxRuntime().compile(g, tmp_path / "m.onnx")
     assert (artifact.input_names, artifact.output_names) == (("x",), ("relu",))
@@ -79,13 +79,13 @@ def test_compile_artifact_states_names_and_facts(tmp_path):
 
 def test_explain_returns_precision_of_each_node(tmp_path):
     """Each node is explained."""
-    artifact = OnnxRuntime().compile(graph_of("relu"), tmp_path / "m.onnx")
+    artifact = OnnxRuntime().compile(build_graph("relu"), tmp_path / "m.onnx")
     assert OnnxRuntime().explain(artifact) == {"relu": "float"}
 
 
 def test_unsupported_reason_complex_tensor_named():
     """Complex tensors are unsupported."""
-    g = graph_of("relu")
+    g = build_graph("relu")
     (node,) = g.nodes
     assert OnnxRuntime().unsupported_reason(node) is None
     node.outputs[0].type = TensorType(torch.complex64, (2,))
@@ -94,16 +94,16 @@ def test_unsupported_reason_complex_tensor_named():
 
 def test_unsupported_reason_bfloat16_math_but_not_moves():
     """Arithmetic in bfloat16 is unsupported; moving it is supported."""
-    (node,) = graph_of("relu", torch.bfloat16).nodes
+    (node,) = build_graph("relu", torch.bfloat16).nodes
     assert (
         "computes in bfloat16, which ONNX Runtime does not support on CPUs. Compile"
         in OnnxRuntime().unsupported_reason(node)
     )
-    (node,) = graph_of("permute", torch.bfloat16, dims=(1, 0)).nodes
+    (node,) = build_graph("permute", torch.bfloat16, dims=(1, 0)).nodes
     assert OnnxRuntime().unsupported_reason(node) is None
 
 
-def quantized_product(kind, axis, *, activation=True):
+def build_quantized_product(kind, axis, *, activation=True):
     """Return a product of x[2, 4] and w[4, 4], with scales along a dim of w."""
     g = Graph("product")
     build = Builder(g, OPERATORS)
@@ -119,12 +119,12 @@ def quantized_product(kind, axis, *, activation=True):
 @pytest.mark.parametrize(("kind", "wrong", "right"), [("matmul", 0, -1), ("linear", 1, 0), ("linear", -1, -2)])
 def test_unsupported_reason_scales_along_inner_dim_named(kind, wrong, right):
     """Scales along the inner dim of a matrix product are unsupported."""
-    *_, node = quantized_product(kind, wrong).nodes
+    *_, node = build_quantized_product(kind, wrong).nodes
     assert f"scales of its weight are on axis {wrong}, but ONNX Runtime" in OnnxRuntime().unsupported_reason(node)
     assert OnnxRuntime(optimize=False).unsupported_reason(node) is None
-    *_, node = quantized_product(kind, right).nodes
+    *_, node = build_quantized_product(kind, right).nodes
     assert OnnxRuntime().unsupported_reason(node) is None
-    *_, node = quantized_product(kind, wrong, activation=False).nodes
+    *_, node = build_quantized_product(kind, wrong, activation=False).nodes
     assert OnnxRuntime().unsupported_reason(node) is None
 
 
@@ -148,7 +148,7 @@ def test_unsupported_reason_scales_of_stacked_matrices_named():
 
 def test_check_supported_message_states_if_float_helps(monkeypatch):
     """The error says if keeping the node in float helps."""
-    graph = quantized_product("matmul", 0)
+    graph = build_quantized_product("matmul", 0)
     with pytest.raises(TargetError, match=r"on axis 0.*; in float it would run: LayerQuantizationSettings\(skip"):
         check_supported(graph, OnnxRuntime())
     monkeypatch.setattr(OPERATORS["matmul"], "lowering", None)
@@ -166,14 +166,14 @@ def test_load_invalid_file_raises(tmp_path):
 
 def test_runner_wrong_input_shape_raises_target_error(tmp_path):
     """Inputs with a wrong shape raise a TargetError."""
-    runner = OnnxRuntime().load(OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx"))
+    runner = OnnxRuntime().load(OnnxRuntime().compile(build_graph(), tmp_path / "m.onnx"))
     with pytest.raises(TargetError, match=r"ONNX Runtime failed on m\.onnx"):
         runner([torch.zeros(2, 4)])
 
 
 def test_load_missing_runtime_raises(tmp_path, monkeypatch):
     """A missing runtime is named with the command to install it."""
-    artifact = OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx")
+    artifact = OnnxRuntime().compile(build_graph(), tmp_path / "m.onnx")
     monkeypatch.setattr(target_module, "find_spec", lambda _: None)
     with pytest.raises(TargetError, match="onnxruntime is not installed; pip install onnxruntime"):
         OnnxRuntime().load(artifact)

@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def compiled():
+def compiled_module():
     torch.manual_seed(0)
     batches = [torch.randn(4, 3, 12, 12) for _ in range(3)]
     return clika_compile(
@@ -42,25 +42,25 @@ def compiled():
     ).eval()
 
 
-def test_clika_export_other_target_leaves_module_unchanged(compiled, tmp_path):
+def test_clika_export_other_target_leaves_module_unchanged(compiled_module, tmp_path):
     """An export for another target follows its scheme and leaves the module unchanged."""
-    before = compiled.clika_state.quantized
+    before = compiled_module.clika_state.quantized
     x = torch.randn(4, 3, 12, 12)
-    expected = compiled(x)
-    own = compiled.clika_export(tmp_path / "own.onnx")
-    other = compiled.clika_export(tmp_path / "other.onnx", deployment_settings=OPENVINO)
+    expected = compiled_module(x)
+    own = compiled_module.clika_export(tmp_path / "own.onnx")
+    other = compiled_module.clika_export(tmp_path / "other.onnx", deployment_settings=OPENVINO)
     assert (own.target, other.target) == ("onnxruntime", "openvino")
     assert own.facts["nodes"] != other.facts["nodes"]
-    assert compiled.clika_state.quantized is before
-    assert torch.equal(compiled(x), expected)
-    found = compiled.clika_explain(OPENVINO)
+    assert compiled_module.clika_state.quantized is before
+    assert torch.equal(compiled_module(x), expected)
+    found = compiled_module.clika_explain(OPENVINO)
     assert found.target == "openvino"
     assert found.share() == found.share(planned=True) == 1.0
 
 
-def test_clika_compare_targets_returns_row_per_target(compiled):
+def test_clika_compare_targets_returns_row_per_target(compiled_module):
     """Each target has a row with its figures."""
-    found = compiled.clika_compare_targets(ORT, OPENVINO)
+    found = compiled_module.clika_compare_targets(ORT, OPENVINO)
     assert [row.target for row in found.rows] == ["onnxruntime", "openvino"]
     for row in found.rows:
         assert (row.layers, row.of_layers, row.share) == (3, 3, 1.0)
@@ -73,45 +73,45 @@ def test_clika_compare_targets_returns_row_per_target(compiled):
     assert "3 of 3" in lines[-1]
 
 
-def test_clika_export_other_preset_needs_observed_min_max(compiled, tmp_path):
+def test_clika_export_other_preset_needs_observed_min_max(compiled_module, tmp_path):
     """Another preset is quantized from the observed min/max, and raises without them."""
-    compiled.clika_initialize_algorithms(deployment_settings=OPENVINO)
+    compiled_module.clika_initialize_algorithms(deployment_settings=OPENVINO)
     fast = DeploymentSettings_OpenVINO_ONNX(preset="performance")
     loaded = ClikaModule()
-    loaded.load_state_dict(compiled.state_dict())
-    for module, name in ((compiled, "own"), (loaded, "loaded")):
+    loaded.load_state_dict(compiled_module.state_dict())
+    for module, name in ((compiled_module, "own"), (loaded, "loaded")):
         module.clika_export(tmp_path / f"{name}.onnx", deployment_settings=OPENVINO)
-    compiled.clika_export(tmp_path / "fast.onnx", deployment_settings=fast)
+    compiled_module.clika_export(tmp_path / "fast.onnx", deployment_settings=fast)
     own, fast_file = ((tmp_path / f"{name}.onnx").read_bytes() for name in ("own", "fast"))
     assert own == (tmp_path / "loaded.onnx").read_bytes()
     assert own != fast_file
-    for module in (loaded, copy.deepcopy(compiled)):
+    for module in (loaded, copy.deepcopy(compiled_module)):
         with pytest.raises(ModelError, match="cannot quantize for openvino: the module holds no calibration ranges"):
             module.clika_export(tmp_path / "other.onnx", deployment_settings=fast)
 
 
 @pytest.mark.parametrize("given", [(), (None,), (ORT, None)])
-def test_clika_compare_targets_without_settings_raises(compiled, given):
+def test_clika_compare_targets_without_settings_raises(compiled_module, given):
     """A comparison needs deployment settings for each target."""
     with pytest.raises(ModelError, match=r"no deployment settings are given. Pass one for each"):
-        compiled.clika_compare_targets(*given)
+        compiled_module.clika_compare_targets(*given)
 
 
-def test_deployment_settings_name_raises(compiled, tmp_path):
+def test_deployment_settings_name_raises(compiled_module, tmp_path):
     """A name in place of deployment settings raises."""
     calls = (
-        compiled.clika_compare_targets,
-        compiled.clika_explain,
-        lambda name: compiled.clika_export(tmp_path / "model.onnx", deployment_settings=name),
+        compiled_module.clika_compare_targets,
+        compiled_module.clika_explain,
+        lambda name: compiled_module.clika_export(tmp_path / "model.onnx", deployment_settings=name),
     )
     for call in calls:
         with pytest.raises(ModelError, match=r"deployment_settings is 'openvino', a str. Give deployment settings"):
             call("openvino")
 
 
-def test_clika_export_copy_for_other_target_raises(compiled, tmp_path):
+def test_clika_export_copy_for_other_target_raises(compiled_module, tmp_path):
     """A copy has no observed min/max, and the error says how to proceed."""
-    twin = copy.deepcopy(compiled)
+    twin = copy.deepcopy(compiled_module)
     twin.clika_export(tmp_path / "own.onnx")
     with pytest.raises(
         ModelError, match=r"cannot quantize for openvino: the module holds no calibration ranges.*calibration_inputs"

@@ -4,6 +4,8 @@ import pytest
 import torch
 from clika_ref_openvino.scheme import MIXED_SCHEME, avoid_overflow
 from clika_ref_openvino.target import OpenVino
+from layer_chains import Chain
+from seeded_tensors import randn
 from torch import nn
 from torch.nn import functional as F
 
@@ -11,55 +13,40 @@ from clika_ref import DeploymentSettings_OpenVINO_ONNX, QuantizationSettings, cl
 from clika_ref.core.errors import ModelError
 
 
-class Chain(nn.Module):
-    """A layer, followed by a function of its result and the input."""
-
-    def __init__(self, layer, behind=lambda y, x: y):
-        super().__init__()
-        self.layer, self.behind = layer, behind
-
-    def forward(self, x):
-        return self.behind(self.layer(x), x)
-
-
-def drawn(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-def image():
-    return drawn(2, 8, 6, 6)
+def make_image():
+    return randn(2, 8, 6, 6)
 
 
 torch.manual_seed(0)
 TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
 
 
-TABLE, MATRICES = drawn(8, 4), drawn(3, 64, 32) * 0.1
+TABLE, MATRICES = randn(8, 4), randn(3, 64, 32) * 0.1
 
 CASES = {
-    "conv1d": (lambda: nn.Conv1d(8, 8, 3), None, drawn(2, 8, 6), 1),
-    "conv2d": (lambda: nn.Conv2d(8, 8, 3), lambda y, _: F.silu(y), image(), 1),
-    "depthwise": (lambda: nn.Conv2d(8, 8, 3, groups=8), None, image(), 1),
-    "conv3d": (lambda: nn.Conv3d(4, 4, 2), None, drawn(1, 4, 3, 4, 4), 1),
-    "conv_transpose1d": (lambda: nn.ConvTranspose1d(8, 4, 3), None, drawn(2, 8, 6).abs(), 1),
-    "conv_transpose2d": (lambda: nn.ConvTranspose2d(8, 4, 3, 2), None, image().abs(), 1),
-    "conv_transpose3d": (lambda: nn.ConvTranspose3d(4, 4, 2), None, drawn(1, 4, 3, 4, 4).abs(), 1),
-    "linear": (lambda: nn.Sequential(nn.Linear(8, 600), nn.GELU(), nn.Linear(600, 4)), None, drawn(3, 8), 2),
-    "linear of rank 3": (lambda: nn.Linear(8, 8, bias=False), None, drawn(2, 3, 8), 1),
-    "matmul": (lambda: nn.Linear(8, 8), lambda y, _: y @ TABLE, drawn(2, 3, 8), 2),
-    "residual": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y), image(), 3),
-    "join": (lambda: nn.Conv2d(8, 4, 1), lambda y, _: TWICE(torch.cat([y, F.relu(y)], 1)), image(), 3),
-    "pool": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: TWICE(F.max_pool2d(F.relu(y), 2)), image(), 4),
+    "conv1d": (lambda: nn.Conv1d(8, 8, 3), None, randn(2, 8, 6), 1),
+    "conv2d": (lambda: nn.Conv2d(8, 8, 3), lambda y, _: F.silu(y), make_image(), 1),
+    "depthwise": (lambda: nn.Conv2d(8, 8, 3, groups=8), None, make_image(), 1),
+    "conv3d": (lambda: nn.Conv3d(4, 4, 2), None, randn(1, 4, 3, 4, 4), 1),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(8, 4, 3), None, randn(2, 8, 6).abs(), 1),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(8, 4, 3, 2), None, make_image().abs(), 1),
+    "conv_transpose3d": (lambda: nn.ConvTranspose3d(4, 4, 2), None, randn(1, 4, 3, 4, 4).abs(), 1),
+    "linear": (lambda: nn.Sequential(nn.Linear(8, 600), nn.GELU(), nn.Linear(600, 4)), None, randn(3, 8), 2),
+    "linear of rank 3": (lambda: nn.Linear(8, 8, bias=False), None, randn(2, 3, 8), 1),
+    "matmul": (lambda: nn.Linear(8, 8), lambda y, _: y @ TABLE, randn(2, 3, 8), 2),
+    "residual": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y), make_image(), 3),
+    "join": (lambda: nn.Conv2d(8, 4, 1), lambda y, _: TWICE(torch.cat([y, F.relu(y)], 1)), make_image(), 3),
+    "pool": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: TWICE(F.max_pool2d(F.relu(y), 2)), make_image(), 4),
     "moved": (
         lambda: nn.Conv2d(8, 8, 1),
         lambda y, _: F.linear(y.flatten(2).permute(0, 2, 1), torch.ones(3, 8), torch.ones(3)),
-        image(),
+        make_image(),
         4,
     ),
 }
 
 
-def compiled(layer, behind, x, smoothing="auto", **settings):
+def compile_chain(layer, behind, x, smoothing="auto", **settings):
     torch.manual_seed(0)
     module = Chain(layer(), behind) if behind is not None else Chain(layer())
     return clika_compile(
@@ -76,7 +63,7 @@ def compiled(layer, behind, x, smoothing="auto", **settings):
 def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
     """Layers planned in INT8 run in INT8 and compute the same as the module."""
     layer, behind, x, count = CASES[name]
-    module = compiled(layer, behind, x, smoothing="off" if name == "moved" else "auto")  # a quotient is no move
+    module = compile_chain(layer, behind, x, smoothing="off" if name == "moved" else "auto")  # a quotient is no move
     found = module.clika_explain()
     assert sum(node.planned == "int8" for node in found.nodes) == count
     assert not found.not_quantized, str(found)
@@ -88,17 +75,17 @@ def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
 def test_explain_residual_add_fused_into_convolution():
     """A residual is added by the convolution before it."""
     layer, behind, x, _ = CASES["residual"]
-    runs = {node.operator: node.runs for node in compiled(layer, behind, x).clika_explain().nodes}
+    runs = {node.operator: node.runs for node in compile_chain(layer, behind, x).clika_explain().nodes}
     assert runs["add"] == "fused"
 
 
 def test_explain_renamed_output_layer_runs_in_int8(tmp_path):
     """The runtime renames a dequantized output layer; its precision is still INT8."""
-    module = compiled(nn.Identity, lambda y, _: torch.bmm(y, MATRICES), drawn(3, 8, 64))
+    module = compile_chain(nn.Identity, lambda y, _: torch.bmm(y, MATRICES), randn(3, 8, 64))
     (layer,) = module.clika_explain().nodes
     assert (layer.planned, layer.runs, layer.reason) == ("int8", "int8", "")
     artifact = module.clika_export(tmp_path / "model.onnx")
-    assert OpenVino().profile(artifact, [drawn(3, 8, 64)]).keys() >= {*artifact.output_names}
+    assert OpenVino().profile(artifact, [randn(3, 8, 64)]).keys() >= {*artifact.output_names}
 
 
 class Attention(nn.Module):
@@ -119,7 +106,7 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
 def test_explain_byte_masks_do_not_quantize_attention(is_masked, settings):
     """Masks that the runtime stores in bytes do not make attention INT8."""
-    x, padding = drawn(2, 6, 16), torch.arange(6).expand(2, 6) > 3
+    x, padding = randn(2, 6, 16), torch.arange(6).expand(2, 6) > 3
     calls = [(x, padding) if is_masked else x, (x[:, :5], padding[:, :5]) if is_masked else x[:, :5]]
     module = clika_compile(
         Attention().eval(),
@@ -136,10 +123,10 @@ def test_explain_byte_masks_do_not_quantize_attention(is_masked, settings):
 def test_explain_conv_transpose_float_with_reason():
     """A transposed convolution of signed inputs or groups stays float, with a reason."""
     for groups, x, why in (
-        (1, image(), "only if its inputs are not negative"),
-        (2, image().abs(), "with groups in float"),
+        (1, make_image(), "only if its inputs are not negative"),
+        (2, make_image().abs(), "with groups in float"),
     ):
-        found = compiled(lambda groups=groups: nn.ConvTranspose2d(8, 4, 3, groups=groups), None, x).clika_explain()
+        found = compile_chain(lambda groups=groups: nn.ConvTranspose2d(8, 4, 3, groups=groups), None, x).clika_explain()
         (layer,) = [node for node in found.nodes if node.macs]
         assert (layer.planned, layer.runs) == ("float", "float")
         assert why in layer.reason
@@ -156,10 +143,10 @@ def test_avoid_overflow_cpu_flags_set_weight_bits():
 def test_preset_performance_uses_middle_zero_point():
     """Preset performance has the middle as zero point and runs in INT8 too."""
     layer, behind, x, count = CASES["conv2d"]
-    module = compiled(layer, behind, x, preset="performance")
+    module = compile_chain(layer, behind, x, preset="performance")
     (scale,) = module.clika_state.quantized.plan.activations.values()
     assert scale.zero_point == 128
-    (mixed,) = compiled(layer, behind, x).clika_state.quantized.plan.activations.values()
+    (mixed,) = compile_chain(layer, behind, x).clika_state.quantized.plan.activations.values()
     assert mixed.zero_point != 128
     found = module.clika_explain()
     assert sum(node.planned == "int8" for node in found.nodes) == count

@@ -16,7 +16,7 @@ from clika_ref.core.errors import TargetError
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
 
 
-def net():
+def make_net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
 
@@ -27,7 +27,7 @@ def test_load_onnx_or_xml_equals_module(suffix, settings, tmp_path):
     """A file of either format computes the same as the module."""
     calibration = {} if settings is None else {"calibration_inputs": [X], "quantization_settings": settings}
     compiled = clika_compile(
-        net(), tracing_inputs=[X, X[:1]], deployment_settings=DeploymentSettings_OpenVINO_ONNX(), **calibration
+        make_net(), tracing_inputs=[X, X[:1]], deployment_settings=DeploymentSettings_OpenVINO_ONNX(), **calibration
     ).eval()
     artifact = compiled.clika_export(tmp_path / f"model.{suffix}")
     assert sorted(p.suffix for p in tmp_path.iterdir()) == ([".bin", ".xml"] if suffix == "xml" else [".onnx"])
@@ -99,7 +99,7 @@ def test_clika_export_bfloat16_model_equals_module(tmp_path):
 
 def test_clika_export_uppercase_xml_raises(tmp_path):
     """A file with the suffix .XML raises."""
-    module = clika_compile(net(), tracing_inputs=[X], deployment_settings=DeploymentSettings_OpenVINO_ONNX())
+    module = clika_compile(make_net(), tracing_inputs=[X], deployment_settings=DeploymentSettings_OpenVINO_ONNX())
     with pytest.raises(TargetError, match=r"own files end in '.xml', not '.XML'. Use lower case."):
         module.clika_export(tmp_path / "model.XML")
     assert not [*tmp_path.iterdir()]
@@ -117,7 +117,7 @@ def test_clika_export_missing_runtime_writes_onnx(monkeypatch, tmp_path):
     """Without the runtime, ONNX files are written, and tables say how to install it."""
     settings = QuantizationSettings(automatic_skip_quantization=False)
     module = clika_compile(
-        net(),
+        make_net(),
         calibration_inputs=[X],
         quantization_settings=settings,
         deployment_settings=DeploymentSettings_OpenVINO_ONNX(),

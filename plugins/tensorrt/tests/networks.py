@@ -28,17 +28,17 @@ class Net(nn.Module):
         return self.head(self.up(y).mean((2, 3)))
 
 
-def images(*counts):
+def make_images(*counts):
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(count, 3, 16, 16, generator=generator) for count in counts]
 
 
-def compiled(**settings):
+def compile_net(**settings):
     torch.manual_seed(0)
     return clika_compile(
         Net().eval(),
-        tracing_inputs=images(1, 6),
-        calibration_inputs=images(2, 4, 4, 4),
+        tracing_inputs=make_images(1, 6),
+        calibration_inputs=make_images(2, 4, 4, 4),
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
         deployment_settings=DeploymentSettings_TensorRT_ONNX(**settings),
     ).eval()

@@ -17,8 +17,8 @@ from clika_ref import (
 )
 
 
-class Siblings(nn.Module):
-    """Layers that read one value, one of them what is moved from it; and a product of computed values, which does."""
+class SharedInput(nn.Module):
+    """Layers that read one activation, one of them after a permute; and a product of two activations."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Siblings(nn.Module):
         return self.query(x), self.key(x), self.turned(x.transpose(1, 2)), mixed, x @ x.transpose(1, 2)
 
 
-class Ghosts(nn.Module):
+class ConcatWithInput(nn.Module):
     """Concatenates input and output of a layer: quantized if a layer reads the result, otherwise float."""
 
     def __init__(self):
@@ -47,11 +47,11 @@ class Ghosts(nn.Module):
         return self.head(whole + torch.cat([z, self.four(z).relu()], 1))
 
 
-def batches(*sides):
+def make_batches(*sides):
     return [torch.randn(4, *sides, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
 
 
-def quantized(model, data, **settings):
+def quantize_model(model, data, **settings):
     return clika_compile(
         model.eval(),
         tracing_inputs=data[:1],
@@ -62,7 +62,7 @@ def quantized(model, data, **settings):
     ).eval()
 
 
-def loaded(module):
+def load_eval_copy(module):
     empty = ClikaModule()
     empty.load_state_dict(module.state_dict())
     return empty.eval()
@@ -72,12 +72,12 @@ def loaded(module):
 def test_clika_export_skipped_layer_reads_float(skipped, tmp_path):
     """A skipped layer and a product of computed tensors read floats."""
     torch.manual_seed(0)
-    data = batches(6, 8)
+    data = make_batches(6, 8)
     only = {skipped: LayerQuantizationSettings(skip_quantization=True)}
-    module = quantized(Siblings(), data, layer_quantization_settings=only)
+    module = quantize_model(SharedInput(), data, layer_quantization_settings=only)
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
     assert find_violations(onnx.load(artifact.path)) == []
-    for twin in (module, loaded(module)):
+    for twin in (module, load_eval_copy(module)):
         wanted = twin(data[0])
         torch.testing.assert_close(twin.train()(data[0]), wanted)  # whose fakes read the same
         assert all(torch.equal(a, b) for a, b in zip(twin.eval()(data[0]), wanted, strict=True))
@@ -86,7 +86,7 @@ def test_clika_export_skipped_layer_reads_float(skipped, tmp_path):
 def test_clika_export_float_concat_reads_float(tmp_path):
     """A concatenation in float reads floats."""
     torch.manual_seed(0)
-    module = quantized(Ghosts(), batches(3, 8, 8))
+    module = quantize_model(ConcatWithInput(), make_batches(3, 8, 8))
     artifact = module.clika_export(tmp_path / "net.onnx")
     model = onnx.load(artifact.path)
     assert find_violations(model) == []
@@ -106,7 +106,7 @@ def test_clika_export_experts_stay_float_and_counted(tmp_path):
         )
     )  # fmt: skip
     data = [{"input_ids": torch.randint(50, (4, 8), generator=torch.Generator().manual_seed(i))} for i in range(4)]
-    module = quantized(model, data)
+    module = quantize_model(model, data)
     artifact = module.clika_export(tmp_path / "net.onnx")
     assert find_violations(onnx.load(artifact.path)) == []
     explained = module.clika_explain()

@@ -8,13 +8,13 @@ import pytest
 from clean import CLEAN
 from clika_ref_tensorrt.rule_book import FILE_RULES, GRAPH_RULES
 from clika_ref_tensorrt.rules import find_violations
-from further_planted import FURTHER, NEAR, few_bits_first, float_convolution
+from further_planted import FURTHER, NEAR, build_float_convolution, build_int4_weight_first
 from newer_planted import NEAR_NEWER, NEWER, UNKNOWN_TO_ONNX
-from newer_sketches import quantized_in_blocks
+from newer_sketches import build_block_quantized
 from onnx import TensorProto as Kind
 from planted import FAULTS
 from reviewed_planted import NEAR_REVIEWED, REVIEWED
-from sketches import blockwise, convolution
+from sketches import build_blockwise, build_convolution
 
 CORRECT = {**CLEAN, **NEAR, **NEAR_NEWER, **NEAR_REVIEWED}
 PLANTED = {**FAULTS, **FURTHER, **NEWER, **REVIEWED}
@@ -65,8 +65,8 @@ def test_find_violations_planted_fault_found_by_its_rules(planted, rules, names)
         "zero point at run time": "its zero point is computed. Use a constant of zeros.",
         "scale at run time": "its scale is computed. Use a constant that does not depend on inputs or shapes.",
         "scale of 0": "a scale is not above 0, or not finite",
-        "scales of four sides": r"its scales have the shape \[16, 1, 1, 1\]. Use a scalar, or one dim with a scale for",
-        "axis of no side": "its axis 7 does not exist in a tensor with 4",
+        "scales of four dims": r"its scales have the shape \[16, 1, 1, 1\]. Use a scalar, or one dim with a scale for",
+        "axis of no dim": "its axis 7 does not exist in a tensor with 4",
         "eight scales of sixteen channels": r"shape \[8\], but a tensor of the shape \[16, 16, 3, 3\] has .* on axis 0",
         "scales of other blocks": r"shape \[128, 2\], but a tensor of the shape \[128, 128\] has \[2, 128\] on axis 0",
         "one zero point of sixteen scales": r"its zero point has the shape \[\], but its scale \[16\]. Use one shape",
@@ -88,8 +88,8 @@ def test_find_violations_planted_fault_found_by_its_rules(planted, rules, names)
         "axis of Q alone": "has scales along another axis than its DequantizeLinear or QuantizeLinear, 'w_DQ'. Use the",
         "another scale than its inverse": "has other scales than its DequantizeLinear or QuantizeLinear, 'x_DQ'. Use",
         "MatMulInteger": "reads the quantized output of 'x_Q' directly. Insert a DequantizeLinear.",
-        "integers returned": "its quantized output is an output of the model. Return the output of a DequantizeLinear.",
-        "integers of a Cast": "reads integers from Cast, but only those of a QuantizeLinear, a constant or an input",
+        "INT8 returned": "its quantized output is an output of the model. Return the output of a DequantizeLinear.",
+        "INT8 of a Cast": "reads integers from Cast, but only those of a QuantizeLinear, a constant or an input",
         "scalar": "quantizes a scalar. Keep it float.",
         "scalar in int8": "dequantizes a scalar. Keep it float.",
         "Add of bytes": "Add computes with UINT8, which is supported only for inputs and outputs. Cast it to INT32 or",
@@ -136,7 +136,7 @@ def test_violation_message_states_fault_and_fix(name, message):
 
 def test_find_violations_blocks_reported_for_both_of_pair():
     """Blocks are reported for both nodes of a pair."""
-    assert [violation.node for violation in find_violations(quantized_in_blocks(32))] == ["w_Q", "w_DQ"]
+    assert [violation.node for violation in find_violations(build_block_quantized(32))] == ["w_Q", "w_DQ"]
 
 
 def test_rules_each_have_planted_fault():
@@ -148,12 +148,12 @@ def test_rules_each_have_planted_fault():
 @pytest.mark.parametrize(
     ("model", "rules"),
     [
-        (partial(blockwise, block=32), []),
-        (partial(blockwise, weight=Kind.INT8), []),
-        (few_bits_first, []),
-        (partial(float_convolution, Kind.FLOAT16, Kind.INT4, block_size=64), ["blocks"]),
-        (partial(float_convolution, held=Kind.INT8), ["all-inputs"]),
-        (partial(convolution, 21, stored=Kind.INT4), ["all-inputs", "blocks"]),
+        (partial(build_blockwise, block=32), []),
+        (partial(build_blockwise, weight=Kind.INT8), []),
+        (build_int4_weight_first, []),
+        (partial(build_float_convolution, Kind.FLOAT16, Kind.INT4, block_size=64), ["blocks"]),
+        (partial(build_float_convolution, held=Kind.INT8), ["all-inputs"]),
+        (partial(build_convolution, 21, stored=Kind.INT4), ["all-inputs", "blocks"]),
     ],
 )
 def test_find_violations_weight_only_allowed_for_matmul_only(model, rules):

@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 from clika_ref_tensorrt.profiles import choose_profile, trtexec_command
-from networks import compiled
+from networks import compile_net
 from torch import nn
 from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt
 
@@ -29,20 +29,20 @@ from clika_ref.quantization.calibration.calibrator import Reservoir
 
 def test_shapes_within_traced_sizes_set_profile(tmp_path):
     """Sizes may be chosen within the traced ones."""
-    artifact = compiled(shapes={"batch": (2, 8, 32)}).clika_export(tmp_path / "net.onnx")
+    artifact = compile_net(shapes={"batch": (2, 8, 32)}).clika_export(tmp_path / "net.onnx")
     assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
 
 
 def test_shapes_set_profile_of_weight_only_engine(tmp_path):
     """An engine with low-bit weights is built for chosen sizes too."""
     deployment = DeploymentSettings_TensorRT_LLM_ONNX(shapes={"batch": (2, 8, 32)})
-    artifact = compiled().clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
+    artifact = compile_net().clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
     assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
 
 
 def test_clika_export_copy_for_other_sizes_without_min_max(tmp_path):
     """A copy is exported for other sizes without observed min/max."""
-    module = compiled()
+    module = compile_net()
     deployment = DeploymentSettings_TensorRT_ONNX(shapes={"batch": (2, 8, 32)})
     files = [
         twin.clika_export(tmp_path / name, deployment_settings=deployment)
@@ -61,19 +61,19 @@ def test_clika_export_copy_for_other_sizes_without_min_max(tmp_path):
 def test_shapes_unknown_dim_raises_and_writes_nothing(shapes, message, tmp_path):
     """Sizes of an unknown dim raise, and nothing is written."""
     with pytest.raises(TargetError, match=message):
-        compiled(shapes=shapes).clika_export(tmp_path / "net.onnx")
+        compile_net(shapes=shapes).clika_export(tmp_path / "net.onnx")
     assert not [*tmp_path.iterdir()]
 
 
 def test_dynamic_axes_renamed_dim_keeps_observed_sizes(tmp_path):
     """A dim that is renamed keeps the observed sizes."""
-    artifact = compiled().clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}})
+    artifact = compile_net().clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}})
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
 
 
 def test_shapes_by_exported_names_ignored_by_explain(tmp_path):
     """Sizes by exported names do not matter to explain and compare."""
-    module, deployment = compiled(), DeploymentSettings_TensorRT_ONNX(shapes={"N": (1, 4, 8)})
+    module, deployment = compile_net(), DeploymentSettings_TensorRT_ONNX(shapes={"N": (1, 4, 8)})
     artifact = module.clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}}, deployment_settings=deployment)
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:8x3x16x16" in artifact.facts["trtexec"]
     assert module.clika_explain(deployment).share() == 1.0
@@ -88,7 +88,7 @@ def test_calibration_counts_sizes_beyond_reservoir(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Reservoir, "offer", lambda self, inputs: self.batches.append(inputs) if not self.batches else None
     )
-    module = compiled()
+    module = compile_net()
     assert len(module.clika_state.calibration.reservoir.batches) == 1
     loaded = ClikaModule()
     loaded.load_state_dict(module.state_dict())
@@ -136,7 +136,7 @@ def test_shapes_invalid_form_raises_at_once(shapes, message):
         DeploymentSettings_TensorRT_ONNX(shapes=shapes)
 
 
-def two_sides(*guards, sides=()):
+def build_two_dim_graph(*guards, sides=()):
     """A graph of two inputs; the dims of the second are computed from the two dims of the first."""
     graph = Graph("two")
     graph.add_output(graph.add_input(TensorType(torch.float32, (make_symbol("n"), make_symbol("m"))), "x"))
@@ -149,41 +149,48 @@ def two_sides(*guards, sides=()):
     return graph
 
 
-def calls(sizes):
-    """Sizes that were seen together, and how often, as a target gets them."""
+def make_call_counts(sizes):
+    """Return the counts of observed size combinations in the form that a target gets."""
     return {(("m", m), ("n", n)): count for (n, m), count in sizes.items()}
 
 
-def line_of(graph, seen=None, **chosen):
+def make_trtexec_command(graph, seen=None, **chosen):
     return trtexec_command(graph, Path("net.onnx"), choose_profile(graph, seen or {}, chosen))
 
 
 def test_choose_profile_usual_sizes_most_frequent_together():
     """The usual sizes are those seen together most often."""
-    seen = calls({(1, 5): 1, (1, 6): 1, (1, 7): 1, (2, 9): 2})  # most often n is 1, and m is 9, but never both
-    profile = choose_profile(two_sides(), seen, {})
+    seen = make_call_counts(
+        {(1, 5): 1, (1, 6): 1, (1, 7): 1, (2, 9): 2}
+    )  # most often n is 1, and m is 9, but never both
+    profile = choose_profile(build_two_dim_graph(), seen, {})
     assert (profile.smallest, profile.usual, profile.largest) == ({"n": 1, "m": 5}, {"n": 2, "m": 9}, {"n": 2, "m": 9})
     assert profile.left_out == ""
-    assert "--minShapes=x:1x5,y:1x5 --optShapes=x:2x9,y:2x9 --maxShapes=x:2x9,y:2x9" in line_of(two_sides(), seen)
+    assert "--minShapes=x:1x5,y:1x5 --optShapes=x:2x9,y:2x9 --maxShapes=x:2x9,y:2x9" in make_trtexec_command(
+        build_two_dim_graph(), seen
+    )
 
 
 def test_choose_profile_tie_prefers_sizes_frequent_alone():
     """Among equally frequent combinations, sizes that are frequent alone are usual."""
-    assert choose_profile(two_sides(), calls({(1, 5): 1, (1, 6): 1, (2, 6): 1}), {}).usual == {"n": 1, "m": 6}
+    assert choose_profile(build_two_dim_graph(), make_call_counts({(1, 5): 1, (1, 6): 1, (2, 6): 1}), {}).usual == {
+        "n": 1,
+        "m": 6,
+    }
 
 
 def test_choose_profile_guard_excludes_limits_and_reports():
     """Sizes that a guard forbids are no limit, and the profile reports the rest."""
-    graph = two_sides(sympy.Ne(make_symbol("n"), make_symbol("m")))
-    profile = choose_profile(graph, calls({(2, 3): 1, (3, 2): 1, (5, 6): 3}), {})
+    graph = build_two_dim_graph(sympy.Ne(make_symbol("n"), make_symbol("m")))
+    profile = choose_profile(graph, make_call_counts({(2, 3): 1, (3, 2): 1, (5, 6): 3}), {})
     assert (profile.smallest, profile.usual, profile.largest) == ({"n": 3, "m": 2}, {"n": 5, "m": 6}, {"n": 5, "m": 6})
     assert re.search(r"which excludes 1 of 5 seen calls: \{.*\} violates Ne\(", profile.left_out)
 
 
 def test_choose_profile_opposed_dims_leave_one_size():
     """Dims that fall while others rise leave the profile one size."""
-    graph = two_sides(sides=(make_symbol("n"), 10 - make_symbol("m")))
-    profile = choose_profile(graph, calls({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
+    graph = build_two_dim_graph(sides=(make_symbol("n"), 10 - make_symbol("m")))
+    profile = choose_profile(graph, make_call_counts({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
     assert profile.smallest == profile.usual == profile.largest == {"n": 1, "m": 6}
     assert "2 of 5 seen calls: with {'m': 2, 'n': 1}, a dim 10 - m of 'y' is 8, but is usually 4" in (profile.left_out)
 
@@ -204,12 +211,12 @@ def test_choose_profile_opposed_dims_leave_one_size():
 def test_choose_profile_sizes_forbidden_by_guard_raise(guard, seen, chosen, message):
     """Sizes that no guard allows raise."""
     with pytest.raises(TargetError, match=f"shapes: {message}.*, for which the model was traced. Choose others"):
-        choose_profile(two_sides(guard), calls(seen), chosen)
+        choose_profile(build_two_dim_graph(guard), make_call_counts(seen), chosen)
 
 
 def test_choose_profile_beyond_traced_bounds_raises():
     """Bounds beyond those of a dim raise."""
-    graph = two_sides()
+    graph = build_two_dim_graph()
     graph.symbols["n"] = Symbol("n", 2, 8, SymbolSource("x", 0), 4)
     with pytest.raises(TargetError, match=r"shapes: 'n' from 1 to 4 is outside 2\.\.8, for which the model was traced"):
         choose_profile(graph, {}, {"n": (1, 2, 4)})
@@ -217,16 +224,16 @@ def test_choose_profile_beyond_traced_bounds_raises():
 
 def test_choose_profile_chosen_dim_joins_observed_others():
     """Sizes chosen for one dim combine with observed sizes of others."""
-    graph = two_sides(sympy.Le(make_symbol("n"), make_symbol("m")))
-    profile = choose_profile(graph, calls({(4, 6): 2, (2, 9): 1}), {"n": (1, 4, 8)})
+    graph = build_two_dim_graph(sympy.Le(make_symbol("n"), make_symbol("m")))
+    profile = choose_profile(graph, make_call_counts({(4, 6): 2, (2, 9): 1}), {"n": (1, 4, 8)})
     assert (profile.smallest, profile.usual, profile.largest) == ({"m": 6, "n": 1}, {"m": 6, "n": 4}, {"m": 9, "n": 8})
 
 
 def test_choose_profile_data_dependent_dims_left_out():
     """Data-dependent dims are in no profile."""
-    graph = two_sides(sympy.Le(make_symbol("found"), make_symbol("n")))
+    graph = build_two_dim_graph(sympy.Le(make_symbol("found"), make_symbol("n")))
     graph.symbols["found"] = Symbol("found", 0, None, SymbolSource("positions", 0))
-    assert choose_profile(graph, calls({(4, 6): 2}), {}).usual == {"n": 4, "m": 6}
+    assert choose_profile(graph, make_call_counts({(4, 6): 2}), {}).usual == {"n": 4, "m": 6}
     with pytest.raises(TargetError, match="'found' is not a dynamic dim of two, which has 'n', 'm'"):
         choose_profile(graph, {}, {"found": (1, 1, 1)})
 
@@ -255,13 +262,13 @@ def test_trtexec_command_ties_bounds_and_static_graph():
     graph.add_output(graph.add_input(TensorType(torch.float32, (n, 3)), "x"))
     graph.symbols["n"] = Symbol("n", 1, None, SymbolSource("x", 0))
     seen = {(("n", 8),): 2, (("n", 4),): 2, (("n", 2),): 1}
-    assert "--minShapes=x:2x3 --optShapes=x:4x3 --maxShapes=x:8x3" in line_of(graph, seen)
+    assert "--minShapes=x:2x3 --optShapes=x:4x3 --maxShapes=x:8x3" in make_trtexec_command(graph, seen)
     graph.symbols["n"] = Symbol("n", 1, 16, SymbolSource("x", 0))
     with pytest.raises(TargetError, match=r"'n' from 1 to 17 is outside 1\.\.16, for which the model was traced"):
-        line_of(graph, n=(1, 4, 17))
+        make_trtexec_command(graph, n=(1, 4, 17))
     static = Graph("static")
     static.add_output(static.add_input(TensorType(torch.float32, (2, 3)), "x"))
-    assert line_of(static) == "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --stronglyTyped"
+    assert make_trtexec_command(static) == "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --stronglyTyped"
 
 
 def test_profile_integer_input_used_as_length(tmp_path):
@@ -324,14 +331,14 @@ def test_choose_profile_undefined_guard_raises(relation):
     graph.symbols["n"] = Symbol("n", 0, None, SymbolSource("x", 0))
     graph.guards = [Guard(relation, "model.py:1")]
     with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} violates .*, for which the model was traced"):
-        line_of(graph, n=(0, 4, 8))
+        make_trtexec_command(graph, n=(0, 4, 8))
 
 
 def test_trtexec_script_quotes_file_name(tmp_path):
     """The script runs one command, for any file name."""
     folder = tmp_path / "of models"
     folder.mkdir()
-    module = compiled()
+    module = compile_net()
     module.clika_export(folder / "my net; touch broken $(touch broken).onnx")
     (script,) = folder.glob("*.trtexec.sh")
     (tmp_path / "trtexec").write_text('#!/bin/sh\nfor part in "$@"; do echo "$part"; done\n')
@@ -344,7 +351,7 @@ def test_trtexec_script_quotes_file_name(tmp_path):
 
 def test_clika_export_same_stem_has_own_script_and_engine(tmp_path):
     """Files of one stem have scripts and engines of their own."""
-    module = compiled()
+    module = compile_net()
     for name in ("net", "net.onnx", "net.v1.onnx"):
         line = module.clika_export(tmp_path / name).facts["trtexec"]
         assert f"--onnx={name} --saveEngine={name}.engine" in line
@@ -354,4 +361,4 @@ def test_clika_export_same_stem_has_own_script_and_engine(tmp_path):
 def test_clika_export_input_name_with_colon_raises(tmp_path):
     """Names that trtexec would split raise."""
     with pytest.raises(TargetError, match="the name of the input 'a:b' contains ',' or ':', which separate"):
-        compiled().clika_export(tmp_path / "net.onnx", input_names=["a:b"])
+        compile_net().clika_export(tmp_path / "net.onnx", input_names=["a:b"])

@@ -11,7 +11,7 @@ import torch
 from clika_ref_tensorrt.rules import find_node_fault, find_violations
 from clika_ref_tensorrt.scheme import WEIGHT_ONLY_SCHEME
 from clika_ref_tensorrt.target import TensorRt
-from networks import Net, compiled, images
+from networks import Net, compile_net, make_images
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 from torch.nn import functional as F
@@ -32,7 +32,7 @@ from clika_ref.quantization.request import QuantizationRequest
 
 def test_clika_export_keeps_rules_and_writes_script(tmp_path):
     """The file keeps the rules, and the script has the observed sizes."""
-    module = compiled()
+    module = compile_net()
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
     assert find_violations(onnx.load(artifact.path)) == []
     assert (tmp_path / "net.onnx.trtexec.sh").read_text() == (
@@ -47,7 +47,7 @@ def test_clika_export_keeps_rules_and_writes_script(tmp_path):
 
 def test_onnx_evaluator_and_emulation_equal_module(tmp_path):
     """ONNX's evaluator and the emulation compute the same as the module."""
-    module, (x,) = compiled(), images(2)
+    module, (x,) = compile_net(), make_images(2)
     artifact = module.clika_export(tmp_path / "net.onnx")
     torch.manual_seed(0)
     model = onnx.version_converter.convert_version(onnx.load(artifact.path), 21)  # its evaluator knows no older pairs
@@ -116,7 +116,7 @@ def test_concat_constants_share_scale_of_quantized_operands(tmp_path, is_loaded)
 
 
 class SharedByJoins(nn.Module):
-    """Joins one value with a far larger one, and with one as small as itself."""
+    """Concatenates one value with a far larger one, and with one of its own scale."""
 
     def __init__(self):
         super().__init__()
@@ -147,17 +147,17 @@ def test_concat_shared_scale_covers_largest_operand(tmp_path):
 def test_clika_export_topk_above_3840_raises(tmp_path):
     """A larger topk than TensorRT's limit raises; other broken rules warn."""
 
-    def exported(function):
+    def export_function(function):
         module = clika_compile(function, tracing_inputs=[torch.randn(4000)], logs_dir=tmp_path / "logs")
         return module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
 
     message = r"topk in .*: TopK requests 3,841 elements, but TensorRT supports at most 3,840. Request fewer."
     with pytest.raises(TargetError, match=message):
-        exported(lambda x: x.topk(3841)[0])
-    exported(lambda x: x.topk(3840)[0])
+        export_function(lambda x: x.topk(3841)[0])
+    export_function(lambda x: x.topk(3840)[0])
     with pytest.raises(TargetError, match=r"sort in .*: TopK requests 4,000 elements"):
-        exported(lambda x: x.sort()[0])
-    exported(lambda x: x.abs().to(torch.uint8).float())
+        export_function(lambda x: x.sort()[0])
+    export_function(lambda x: x.abs().to(torch.uint8).float())
     told = "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     assert "Warning: net.onnx violates 1 rules of tensorrt:" in told
     assert told.count("rules of tensorrt:") == 1, "of two exports"
@@ -167,18 +167,20 @@ def test_clika_export_topk_above_3840_raises(tmp_path):
 def test_clika_export_unsupported_nodes_reported_together(tmp_path):
     """All unsupported calls are reported at once, with their lines."""
 
-    class Odd(nn.Module):
+    class IntegerSums(nn.Module):
         def forward(self, x, image):
             bits = x.int() | 1
             brighter = image + image
             return bits, brighter, x.to(torch.int16) * 2, torch.unique(x), x[x > 0]
 
     inputs = torch.randn(4, 4), torch.ones(4, 4, dtype=torch.uint8)
-    module = clika_compile(Odd(), tracing_inputs=[inputs], deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    module = clika_compile(
+        IntegerSums(), tracing_inputs=[inputs], deployment_settings=DeploymentSettings_TensorRT_ONNX()
+    )
     with pytest.raises(TargetError) as error:
         module.clika_export(tmp_path / "net.onnx")
     told = str(error.value).splitlines()
-    assert told[0].startswith("tensorrt cannot run 6 nodes of Odd:")
+    assert told[0].startswith("tensorrt cannot run 6 nodes of IntegerSums:")
     for operator, message in (
         ("bitwise_or", "BitwiseOr is not supported. Use other operators, or a plugin of TensorRT."),
         (
@@ -315,7 +317,7 @@ def test_find_violations_unknown_operator_in_branch_reported():
 
 def test_emulated_target_not_timed():
     """An emulated target is timed neither for a table nor for a decision."""
-    (row,) = compiled().clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
+    (row,) = compile_net().clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
     assert (row.seconds, row.ratio, row.share) == (None, None, 1.0)
     assert "not measured: emulated" in str(TargetComparison([row]))
     message = (
@@ -327,7 +329,7 @@ def test_emulated_target_not_timed():
 
 def test_missing_emulator_still_writes_file(tmp_path, monkeypatch):
     """Without the emulator, files are written, and the rest says how to install it."""
-    module = compiled()
+    module = compile_net()
     module.clika_state.logs_dir = tmp_path / "logs"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # which Python takes for not installed
     message = "tensorrt is emulated by ONNX Runtime here, and onnxruntime is not installed; pip install onnxruntime"

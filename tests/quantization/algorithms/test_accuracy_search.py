@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_schemes import scheme_with
+from small_schemes import make_scheme
 from torch import nn
 
 from clika_ref import ClikaCompileOptions, ModelError, QuantizationSettings, clika_compile
@@ -14,10 +14,10 @@ from clika_ref.quantization.decision import LayerReport, Quantization, Threshold
 from clika_ref.quantization.qdq.insertion import Plan
 
 LAYERS = 20
-SCHEME = scheme_with(QuantizedType())
+SCHEME = make_scheme(QuantizedType())
 
 
-def decided(threshold):
+def make_decision(threshold):
     """Quantize those of twenty layers, the fifth of sensitivity 0.5, that are not above a threshold."""
     layers = [
         LayerReport(
@@ -36,7 +36,7 @@ def count(found):
 @pytest.mark.parametrize("allowed", [1, 2, 7, 13, 19])
 def test_accuracy_search_finds_most_layers_in_few_evaluations(allowed):
     """The largest number of layers within the drop is found with a logarithmic number of evaluations."""
-    search = AccuracySearch(max_drop=float(allowed)).run(decided, lambda found: -float(count(found)))
+    search = AccuracySearch(max_drop=float(allowed)).run(make_decision, lambda found: -float(count(found)))
     assert count(search.best.found) == search.best.layers == allowed
     assert len(search.candidates) <= 1 + math.ceil(math.log2(LAYERS)) + 1
     assert search.reason.startswith(
@@ -47,7 +47,7 @@ def test_accuracy_search_finds_most_layers_in_few_evaluations(allowed):
 
 def test_accuracy_search_all_layers_within_drop_one_evaluation():
     """If all layers can be quantized, one candidate is evaluated."""
-    search = AccuracySearch(max_drop=1.0).run(decided, lambda found: -count(found) / 100)
+    search = AccuracySearch(max_drop=1.0).run(make_decision, lambda found: -count(found) / 100)
     assert (search.best.layers, len(search.candidates), search.reason) == (LAYERS, 1, "")
     assert math.isinf(search.best.threshold)
     assert search.in_one_line() == "20 quantized layers, the score drops by 0.2, after 2 evaluations"
@@ -55,7 +55,7 @@ def test_accuracy_search_all_layers_within_drop_one_evaluation():
 
 def test_accuracy_search_no_layer_within_drop_reports_gap():
     """If no layer can be quantized, the reason states the drop of the score."""
-    search = AccuracySearch(max_drop=0.0).run(decided, lambda found: -float(count(found)))
+    search = AccuracySearch(max_drop=0.0).run(make_decision, lambda found: -float(count(found)))
     assert search.best is None
     assert search.reason == (
         "with 1 quantized layers, of which block.0 is the most sensitive, the score drops by 1, more than max_drop=0. "
@@ -66,7 +66,7 @@ def test_accuracy_search_no_layer_within_drop_reports_gap():
 def test_accuracy_search_non_monotonic_scores_pick_fewest_bytes():
     """With non-monotonic scores, the candidate within the drop that has the fewest bytes is kept."""
     bad = {20, 10, 5}
-    search = AccuracySearch(max_drop=0.5).run(decided, lambda found: -float(count(found) in bad))
+    search = AccuracySearch(max_drop=0.5).run(make_decision, lambda found: -float(count(found) in bad))
     assert search.best.layers == max(t.layers for t in search.candidates if t.is_within)
     assert [t.is_within for t in search.candidates] == [t.layers not in bad for t in search.candidates]
 
@@ -82,10 +82,10 @@ def test_accuracy_search_invalid_max_drop_raises(drop):
 def test_accuracy_search_invalid_score_raises(score):
     """A score that is no finite number raises an error."""
     with pytest.raises(ModelError, match="eval_fn returned"):
-        AccuracySearch(0.1).run(decided, lambda _: score)
+        AccuracySearch(0.1).run(make_decision, lambda _: score)
 
 
-def compiled():
+def compile_layers():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
     data = [torch.randn(32, 16) for _ in range(3)]
@@ -94,42 +94,42 @@ def compiled():
 
 def test_clika_quantize_to_goal_keeps_and_exports_best(tmp_path):
     """The module keeps the best candidate, computes with it and exports it."""
-    net, data, module = compiled()
+    net, data, module = compile_layers()
     wanted = [net(x).detach() for x in data]
 
-    def score(m):
+    def compute_score(m):
         assert not m.training
         return -sum(float((m(x) - w).square().sum()) for x, w in zip(data, wanted, strict=True))
 
-    whole = module.train().clika_quantize_to_goal(score, MAX_THRESHOLD, calibration_inputs=data)
+    whole = module.train().clika_quantize_to_goal(compute_score, MAX_THRESHOLD, calibration_inputs=data)
     assert (whole.best.layers, module.training) == (3, True)
-    found = module.eval().clika_quantize_to_goal(score, whole.best.drop / 2)
+    found = module.eval().clika_quantize_to_goal(compute_score, whole.best.drop / 2)
     assert 0 < found.best.layers < 3
     with torch.no_grad():
-        assert score(module) == found.best.score
+        assert compute_score(module) == found.best.score
     assert module.clika_export(tmp_path / "part.onnx").path.exists()
-    missed = module.clika_quantize_to_goal(score, 0.0, QuantizationSettings())
+    missed = module.clika_quantize_to_goal(compute_score, 0.0, QuantizationSettings())
     assert missed.best is None
     with torch.no_grad():
-        assert score(module) == missed.baseline
+        assert compute_score(module) == missed.baseline
 
 
 def test_clika_quantize_to_goal_selects_wider_weights():
     """If the narrowest bit width degrades the score too much, a wider one is selected."""
-    _, data, module = compiled()
+    _, data, module = compile_layers()
     settings = QuantizationSettings(
         weights_num_bits=[8, 4], prefer_weights_only_quantization=True, weights_only_quantization_block_size=0
     )
 
-    def widths(m):
+    def read_bits(m):
         return (
             [held.bits for held in m.clika_state.quantized.plan.packed_weights.values()]
             if m.clika_state.quantized
             else []
         )
 
-    found = module.clika_quantize_to_goal(lambda m: -float(4 in widths(m)), 0.5, settings, calibration_inputs=data)
-    assert widths(module) == [8, 8, 8]
+    found = module.clika_quantize_to_goal(lambda m: -float(4 in read_bits(m)), 0.5, settings, calibration_inputs=data)
+    assert read_bits(module) == [8, 8, 8]
     assert "with 3 quantized layers" in found.reason, "the one that fails with the most bytes"
 
 
@@ -148,7 +148,7 @@ def test_clika_quantize_to_goal_selects_wider_weights():
 )
 def test_clika_quantize_to_goal_idle_settings_warn(tmp_path, settings, goal, idle):
     """Settings without an effect on the search are logged as a warning."""
-    net, data, _ = compiled()
+    net, data, _ = compile_layers()
     options = {"clika_compile_options": ClikaCompileOptions(optimize_for=goal), "logs_dir": tmp_path}
     module = clika_compile(net, tracing_inputs=data[:1], **options)
     module.clika_quantize_to_goal(lambda _: 0.0, 1.0, QuantizationSettings(**settings), calibration_inputs=data)
@@ -160,18 +160,18 @@ def test_clika_quantize_to_goal_idle_settings_warn(tmp_path, settings, goal, idl
 @pytest.mark.parametrize("calls", [1, 3])
 def test_clika_quantize_to_goal_interrupt_keeps_best_so_far(calls):
     """An interrupt keeps the best candidate so far, or the previous plan."""
-    _, data, module = compiled()
+    _, data, module = compile_layers()
     module.clika_initialize_algorithms(calibration_inputs=data)
     before, seen = module.clika_state.quantized, []
 
-    def score(m):
+    def score_then_interrupt(m):
         seen.append(m.clika_state.quantized)
         if len(seen) > calls:
             raise KeyboardInterrupt
         return -float(len(seen) == 2)  # the whole is not within, the first part of it is
 
     with pytest.raises(KeyboardInterrupt):
-        module.train().clika_quantize_to_goal(score, 0.5)
+        module.train().clika_quantize_to_goal(score_then_interrupt, 0.5)
     assert module.training
     assert module.clika_state.quantized.plan is (before if calls == 1 else seen[2]).plan
 
@@ -188,7 +188,7 @@ def test_clika_quantize_to_goal_interrupt_keeps_best_so_far(calls):
 )
 def test_clika_quantize_to_goal_invalid_arguments_raise(arguments, wanted):
     """Arguments of a wrong type raise an error before any work."""
-    _, _, module = compiled()
+    _, _, module = compile_layers()
     with pytest.raises(ModelError, match=wanted):
         module.clika_quantize_to_goal(**{"eval_fn": lambda module: 1.0, "max_drop": 0.5, **arguments})
     if "eval_fn" not in arguments:

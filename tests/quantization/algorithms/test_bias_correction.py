@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_schemes import OPERATORS, scheme_with
+from small_schemes import OPERATORS, make_scheme
 from torch import nn
 
 from clika_ref import clika_compile
@@ -14,7 +14,7 @@ from clika_ref.quantization.qdq.insertion import quantize_graph
 from clika_ref.quantization.qdq.placement import choose_placement
 from clika_ref.quantization.qdq.planning import Planner
 
-SCHEME = scheme_with(QuantizedType(bits=4, is_signed=True, is_symmetric=True))
+SCHEME = make_scheme(QuantizedType(bits=4, is_signed=True, is_symmetric=True))
 
 
 class Net(nn.Module):
@@ -28,20 +28,20 @@ class Net(nn.Module):
         return self.head(torch.relu(self.two(torch.relu(self.one(x)))).flatten(1))
 
 
-def images(seed):
+def make_images(seed):
     return torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def made():
-    graph = clika_compile(Net().eval(), tracing_inputs=[images(0)]).graph.clone()
+def calibrate_net():
+    graph = clika_compile(Net().eval(), tracing_inputs=[make_images(0)]).graph.clone()
     calibration = Calibration(graph)
     for seed in (0, 2, 3, 4):
-        calibration.add([images(seed)])
+        calibration.add([make_images(seed)])
     placement = choose_placement(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
     return calibration, Planner(calibration.table, SCHEME).plan(placement, "min-max")
 
 
-def corrections(calibration, plan, *batches):
+def compute_corrections(calibration, plan, *batches):
     """Return the corrections by some batches of the reservoir."""
     shifts = BiasShifts(calibration.graph, plan, OPERATORS)
     for number in batches:
@@ -60,44 +60,44 @@ def run(graph, plan, x, node=None):
 
 def test_bias_shifts_restore_channel_means():
     """Corrected layers have the channel means of the float graph; missing biases are added."""
-    calibration, plan = made()
+    calibration, plan = calibrate_net()
     graph = calibration.graph
-    plan.corrections = corrections(calibration, plan, 0)
+    plan.corrections = compute_corrections(calibration, plan, 0)
     assert plan.corrections.keys() == plan.weights.keys()
     means = {}
     with torch.no_grad():
-        interpret(graph, [images(0)], lambda n, r: means.update({n.name: r[0]}))
+        interpret(graph, [make_images(0)], lambda n, r: means.update({n.name: r[0]}))
     for name in plan.weights:
         wanted, found = (
-            x.movedim(1, -1).flatten(0, -2).mean(0) for x in (means[name], run(graph, plan, images(0), name))
+            x.movedim(1, -1).flatten(0, -2).mean(0) for x in (means[name], run(graph, plan, make_images(0), name))
         )
-        raw = run(graph, type(plan)(SCHEME, plan.activations, plan.weights), images(0), name)
+        raw = run(graph, type(plan)(SCHEME, plan.activations, plan.weights), make_images(0), name)
         before = (raw.movedim(1, -1).flatten(0, -2).mean(0) - wanted).norm()
         assert (found - wanted).norm() < before / 5
 
 
 def test_bias_shifts_reduce_output_error_on_other_data():
     """Corrections reduce the output error on other data, and more batches reduce it further."""
-    calibration, plan = made()
+    calibration, plan = calibrate_net()
     graph = calibration.graph
     with torch.no_grad():
-        (wanted,), _ = interpret(graph, [images(1)])
+        (wanted,), _ = interpret(graph, [make_images(1)])
 
-    def error():
-        return float((run(graph, plan, images(1)) - wanted).square().sum())
+    def compute_error():
+        return float((run(graph, plan, make_images(1)) - wanted).square().sum())
 
-    before = error()
-    plan.corrections = corrections(calibration, plan, 0)
-    by_one = error()
+    before = compute_error()
+    plan.corrections = compute_corrections(calibration, plan, 0)
+    by_one = compute_error()
     plan.corrections = {}
-    plan.corrections = corrections(calibration, plan, 0, 1, 2, 3)
+    plan.corrections = compute_corrections(calibration, plan, 0, 1, 2, 3)
     assert by_one < before / 2
-    assert error() < by_one
+    assert compute_error() < by_one
 
 
 def test_batch_means_recorded_or_recomputed_equal():
     """Channel means are recorded during calibration or recomputed, with the same result."""
-    calibration, _ = made()
+    calibration, _ = calibrate_net()
     noted = calibration.batch_means(1)
     anew = calibration.of(calibration.graph, "the same weights").batch_means(1)
     assert noted.keys() == anew.keys() == {node.name for node in calibration.graph.nodes if node.op.trait.weight}
@@ -106,7 +106,7 @@ def test_batch_means_recorded_or_recomputed_equal():
     with torch.no_grad():
         first = next(node for node in calibration.graph.nodes if node.name in noted)
         seen = []
-        interpret(calibration.graph, [images(2)], lambda n, r: seen.append(r[0]) if n is first else None)
+        interpret(calibration.graph, [make_images(2)], lambda n, r: seen.append(r[0]) if n is first else None)
     torch.testing.assert_close(noted[first.name], seen[0].mean((2, 3)), rtol=1e-4, atol=1e-5)
 
 
@@ -122,5 +122,5 @@ def test_bias_shifts_zero_without_rounding_error():
     calibration.add([x])
     placement = choose_placement(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
     plan = Planner(calibration.table, SCHEME, clips=False).plan(placement, "min-max")
-    (found,) = corrections(calibration, plan, 0).values()
+    (found,) = compute_corrections(calibration, plan, 0).values()
     assert found.tolist() == pytest.approx([0.0, 0.0], abs=1e-5)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_schemes import OPERATORS, scheme_with
+from seeded_tensors import randn
+from small_schemes import OPERATORS, make_scheme
 from torch import nn
 
 from clika_ref import clika_compile
@@ -16,7 +17,7 @@ from clika_ref.quantization.qdq.insertion import quantize_graph, quantize_weight
 from clika_ref.quantization.qdq.placement import choose_placement
 from clika_ref.quantization.qdq.planning import Planner
 
-SCHEME = scheme_with(QuantizedType(bits=4, is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = make_scheme(QuantizedType(bits=4, is_signed=True, is_symmetric=True, is_narrow=True))
 """With coarse weights, so that their rounding outweighs that of values."""
 
 torch.manual_seed(0)
@@ -29,22 +30,24 @@ LAYERS = {
 }
 
 
-def correlated(shape, samples, seed):
-    """Return data that lies near few directions, as what layers read does."""
+def make_correlated_data(shape, samples, seed):
+    """Return data near few directions, as the inputs of layers are."""
     spread = torch.Generator().manual_seed(seed)
-    few = torch.randn(5, *shape, generator=torch.Generator().manual_seed(99))
+    few = randn(5, *shape, seed=99)
     mixed = torch.einsum("nd,d...->n...", torch.randn(samples, 5, generator=spread), few)
     return mixed + 0.1 * torch.randn(samples, *shape, generator=spread)
 
 
-def planned(layer, shape):
-    calibration = Calibration(clika_compile(layer.eval(), tracing_inputs=[correlated(shape, 8, 0)]).graph.clone())
-    calibration.add([correlated(shape, 8, 0)])
+def make_plan(layer, shape):
+    calibration = Calibration(
+        clika_compile(layer.eval(), tracing_inputs=[make_correlated_data(shape, 8, 0)]).graph.clone()
+    )
+    calibration.add([make_correlated_data(shape, 8, 0)])
     placement = choose_placement(calibration.graph, SCHEME, lambda _: True, {})
     return calibration.graph, Planner(calibration.table, SCHEME).plan(placement, "min-max")
 
 
-def missed(graph, plan, x):
+def output_error(graph, plan, x):
     twin = graph.clone()
     quantize_graph(twin, plan, OPERATORS)
     with torch.no_grad():
@@ -55,25 +58,27 @@ def missed(graph, plan, x):
 def test_round_weights_reduces_error_on_other_data(kind):
     """GPTQ reduces the output error on other data, for each layer type."""
     layer, shape = LAYERS[kind]
-    graph, plan = planned(layer, shape)
-    found = round_weights(graph, plan, [[correlated(shape, 64, 1)], [correlated(shape, 64, 2)]], only_cheap=False)
+    graph, plan = make_plan(layer, shape)
+    found = round_weights(
+        graph, plan, [[make_correlated_data(shape, 64, 1)], [make_correlated_data(shape, 64, 2)]], only_cheap=False
+    )
     (node,) = (n for n in graph.nodes if n.name in plan.weights)
     moved = found[node.name].offsets
     assert moved.dtype == torch.int8
     assert moved.shape == layer.weight.shape
     assert moved.any()
     assert 0 < found[node.name].left < 1
-    other = correlated(shape, 64, 3)
-    assert missed(graph, replace(plan, offsets={node.name: moved}), other) < missed(graph, plan, other)
+    other = make_correlated_data(shape, 64, 3)
+    assert output_error(graph, replace(plan, offsets={node.name: moved}), other) < output_error(graph, plan, other)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_unfold_input_rows_times_weight_equal_layer_output(kind):
     """The unfolded input times the rows of the weight equals the output of the layer."""
     layer, shape = LAYERS[kind]
-    graph, _ = planned(layer, shape)
+    graph, _ = make_plan(layer, shape)
     (node,) = (n for n in graph.nodes if n.op.trait.weight is not None)
-    x = correlated(shape, 4, 1)
+    x = make_correlated_data(shape, 4, 1)
     read = _unfold_input(node, x)
     rows = layer.weight.detach().flatten(1).reshape(read.shape[1], -1, read.shape[2])
     sums = torch.einsum("rgi,goi->rgo", read, rows).flatten(1)
@@ -84,19 +89,19 @@ def test_unfold_input_rows_times_weight_equal_layer_output(kind):
 
 def test_round_weights_only_cheap_needs_enough_rows():
     """By default, only layers with a cheap row length and enough data are rounded."""
-    graph, plan = planned(nn.Linear(64, 16), (64,))
+    graph, plan = make_plan(nn.Linear(64, 16), (64,))
     enough = MIN_ROWS_PER_INPUT * 64
     for samples, length, is_rounded in ((enough, 64, True), (enough - 1, 64, False), (enough, 63, False)):
         short = nn.Linear(length, 16)
-        graph, plan = planned(short, (length,))
-        found = round_weights(graph, plan, [[correlated((length,), samples, 1)]], only_cheap=True)
+        graph, plan = make_plan(short, (length,))
+        found = round_weights(graph, plan, [[make_correlated_data((length,), samples, 1)]], only_cheap=True)
         assert bool(found) is is_rounded
     assert 63 not in DEFAULT_ROW_LENGTHS
 
 
 def test_quantize_graph_moved_weights_clamped():
     """Moved weights stay within the range of their type."""
-    graph, plan = planned(nn.Linear(64, 16), (64,))
+    graph, plan = make_plan(nn.Linear(64, 16), (64,))
     (name,) = plan.weights
     plan = replace(plan, offsets={name: torch.full((16, 64), 7, dtype=torch.int8)})
     twin = graph.clone()
@@ -111,8 +116,8 @@ def test_quantize_graph_moved_weights_clamped():
 def test_round_weights_ignores_default_device(kind):
     """GPTQ runs on the device of the data, with any default device."""
     layer, shape = LAYERS[kind]
-    graph, plan = planned(layer, shape)
-    batches = [[correlated(shape, 64, 1)]]
+    graph, plan = make_plan(layer, shape)
+    batches = [[make_correlated_data(shape, 64, 1)]]
     wanted = round_weights(graph, plan, batches, only_cheap=False)
     with torch.device("meta"):  # which cannot be mixed with any other
         found = round_weights(graph, plan, batches, only_cheap=False)

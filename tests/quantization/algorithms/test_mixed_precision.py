@@ -5,7 +5,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from small_schemes import OPERATORS, scheme_with
+from log_files import read_logs
+from seeded_tensors import draw_batches
+from small_schemes import OPERATORS, make_scheme
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError, QuantizationSettings, clika_compile
@@ -27,7 +29,7 @@ from clika_ref.quantization.pipeline import QuantizationPipeline
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.settings.compile_options import ClikaCompileOptions
 
-SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = make_scheme(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
 class Chain(nn.Module):
@@ -43,12 +45,12 @@ class Chain(nn.Module):
         return self.head(self.body(x))
 
 
-def graph_of(net) -> Graph:
+def trace_graph(net) -> Graph:
     return clika_compile(net.eval(), tracing_inputs=[torch.randn(8, 64)]).graph.clone()
 
 
-def weighed(graph, errors, macs, joints=None, values=None):
-    """Return sensitivities of the linear layers of a graph, in order; each rounds what it reads, without an error."""
+def make_sensitivities(graph, errors, macs, joints=None, values=None):
+    """Return sensitivities of a graph's linear layers, in order; rounding their inputs causes no error."""
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     parts = {
         n: LayerErrorTerms(e, {n.inputs[0].name: 0.0} if values is None else values[i])
@@ -58,14 +60,16 @@ def weighed(graph, errors, macs, joints=None, values=None):
     return found, {n: n.output.name for n in nodes}
 
 
-def names(found):
+def scopes_of(found):
     return [node.origin.scope for node in found]
 
 
 def test_select_float_layers_cheap_layer_with_large_error():
     """A layer with a large share of the error and a small cost stays in float."""
-    found = select_float_layers(*weighed(graph_of(Chain()), [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]))
-    assert names(found) == ["head"]
+    found = select_float_layers(
+        *make_sensitivities(trace_graph(Chain()), [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2])
+    )
+    assert scopes_of(found) == ["head"]
     (reason,) = found.values()
     assert reason == "40 % of the error for 0.8 % of the cost"
 
@@ -73,112 +77,113 @@ def test_select_float_layers_cheap_layer_with_large_error():
 def test_select_float_layers_cost_larger_of_macs_and_bytes():
     """The cost is the larger of the shares of MACs and of bytes."""
     products_alone = [64, 64, 64, 64, 0.02]
-    assert not select_float_layers(*weighed(graph_of(Chain(last=8)), [0.225] * 4 + [0.1], products_alone))
-    assert select_float_layers(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], products_alone))
-    assert not select_float_layers(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], [64] * 5))
+    assert not select_float_layers(*make_sensitivities(trace_graph(Chain(last=8)), [0.225] * 4 + [0.1], products_alone))
+    assert select_float_layers(*make_sensitivities(trace_graph(Chain(last=2)), [0.225] * 4 + [0.1], products_alone))
+    assert not select_float_layers(*make_sensitivities(trace_graph(Chain(last=2)), [0.225] * 4 + [0.1], [64] * 5))
 
 
 def test_select_float_layers_within_cost_budget_best_first():
     """The selected layers stay within the cost budget, by the best ratio of error to cost."""
     sides = [64, 1000, 1000, 1000, 1000, 1000, 30]
     layers = [nn.Sequential(nn.Linear(*pair, bias=False), nn.Tanh()) for pair in pairwise(sides)]
-    graph, errors = graph_of(nn.Sequential(*layers)), [0.5, 0, 0, 0, 0, 0.45]
+    graph, errors = trace_graph(nn.Sequential(*layers)), [0.5, 0, 0, 0, 0, 0.45]
     middle = [1000] * 4
-    assert names(select_float_layers(*weighed(graph, errors, [64, *middle, 30]))) == ["5.0", "0.0"]
+    assert scopes_of(select_float_layers(*make_sensitivities(graph, errors, [64, *middle, 30]))) == ["5.0", "0.0"]
     shares = 140 / 4200, 60 / 4200
     assert sum(shares) > MAX_FLOAT_COST_SHARE > max(shares)
-    assert names(select_float_layers(*weighed(graph, errors, [140, *middle, 60]))) == ["5.0"]
+    assert scopes_of(select_float_layers(*make_sensitivities(graph, errors, [140, *middle, 60]))) == ["5.0"]
 
 
 def test_select_float_layers_output_quantized_for_others_skipped():
     """A layer whose output other layers read in INT8 is not selected."""
-    graph = graph_of(Chain())
+    graph = trace_graph(Chain())
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     result = nodes[-1].output.name
     reads = [{n.inputs[0].name: 0.0} for n in nodes]
     errors, macs = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
     closed = [*reads[:-1], {**reads[-1], result: 0.0}]
-    assert select_float_layers(*weighed(graph, errors, macs, values=closed))
+    assert select_float_layers(*make_sensitivities(graph, errors, macs, values=closed))
     read_too = [{**reads[0], result: 0.0}, *reads[1:]]
-    assert not select_float_layers(*weighed(graph, errors, macs, values=read_too))
+    assert not select_float_layers(*make_sensitivities(graph, errors, macs, values=read_too))
     summed = {"sum": JointErrorTerm(frozenset({result}), 0.0)}
-    assert not select_float_layers(*weighed(graph, errors, macs, joints=summed))
+    assert not select_float_layers(*make_sensitivities(graph, errors, macs, joints=summed))
 
 
 def test_select_float_layers_shared_input_error_ignored():
     """The rounding error of an input that two layers share counts for neither."""
-    graph = graph_of(Chain())
+    graph = trace_graph(Chain())
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     own = [{n.inputs[0].name: 0.1} for n in nodes]
-    assert names(select_float_layers(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=own))) == ["head"]
+    assert scopes_of(select_float_layers(*make_sensitivities(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=own))) == [
+        "head"
+    ]
     shared = [{nodes[-1].inputs[0].name: 0.1}, *own[1:]]
-    assert not select_float_layers(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=shared))
+    assert not select_float_layers(*make_sensitivities(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=shared))
 
 
 def test_select_float_layers_without_error_selects_none():
     """Without an error, no layer is selected."""
-    assert not select_float_layers(*weighed(graph_of(Chain()), [0.0] * 5, [0] * 5))
+    assert not select_float_layers(*make_sensitivities(trace_graph(Chain()), [0.0] * 5, [0] * 5))
 
 
-def stages(settings=None, **options):
-    spread = torch.Generator().manual_seed(0)
-    calibration = Calibration(graph_of(Chain()))
-    for _ in range(4):
-        calibration.add([torch.randn(32, 64, generator=spread)])
+def make_pipeline(settings=None, **options):
+    calibration = Calibration(trace_graph(Chain()))
+    for x in draw_batches(4, 32, 64):
+        calibration.add([x])
     settings = settings or QuantizationSettings(quantization_sensitivity_threshold=1.0)
     chosen = resolve_node_settings(calibration.graph, settings, {})
     return QuantizationPipeline(calibration, SCHEME, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
 
 
-def floats(found):
+def float_scopes(found):
     return [layer.scope for layer in found.layers if layer.reason]
 
 
 @pytest.mark.parametrize("switch", ["auto", "on"])
 def test_mixed_precision_float_layer_has_reason(switch):
     """A selected layer has its reason and is in no prediction for thresholds."""
-    found = stages(mixed_precision=switch).decide()
-    assert floats(found) == ["head"]
+    found = make_pipeline(mixed_precision=switch).decide()
+    assert float_scopes(found) == ["head"]
     assert "of the error" in found.layers[-1].reason
     assert [row.layers for row in found.what_if] == [1, 2, 3, 4]
     assert set(found.plan.weights) == {layer.name for layer in found.layers[:-1]}
-    error = stages(mixed_precision="off").decide().what_if[-1].sqnr
+    error = make_pipeline(mixed_precision="off").decide().what_if[-1].sqnr
     assert found.what_if[-1].sqnr > error
 
 
 def test_mixed_precision_off_or_everything_quantized():
     """The selection is skipped if it is off, or if the user quantizes everything or the tail."""
-    assert not floats(stages(mixed_precision="off").decide())
+    assert not float_scopes(make_pipeline(mixed_precision="off").decide())
     everything = QuantizationSettings(automatic_skip_quantization=False)
-    assert not floats(stages(everything).decide())
+    assert not float_scopes(make_pipeline(everything).decide())
     tail = QuantizationSettings(quantization_sensitivity_threshold=1.0, skip_tail_quantization=False)
-    assert not floats(stages(tail).decide())
+    assert not float_scopes(make_pipeline(tail).decide())
 
 
 def test_mixed_precision_auto_needs_gain_on_other_batch(monkeypatch):
     """On 'auto', the selection is kept only if the error on another batch falls."""
-    made = stages()
+    made = make_pipeline()
     plans = []
 
-    def no_better(plan):
+    def return_small_error(plan):
         plans.append(plan)
         return 1e-3
 
-    monkeypatch.setattr(type(made.evaluation), "error", lambda _, plan: no_better(plan))
-    assert not floats(made.decide())
+    monkeypatch.setattr(type(made.evaluation), "error", lambda _, plan: return_small_error(plan))
+    assert not float_scopes(made.decide())
     assert any(len(plan.weights) == 4 for plan in plans)
 
 
 def test_mixed_precision_excludes_too_sensitive_layers(monkeypatch):
     """Layers above the threshold do not count in the shares of the error."""
 
-    def with_one_too_sensitive(*arguments, **options):
+    def estimate_with_sensitive_layer(*arguments, **options):
         found = estimate_sensitivities(*arguments, **options)
         first = next(iter(found.parts))
         return replace(found, parts={**found.parts, first: LayerErrorTerms(5.0)})
 
-    monkeypatch.setattr(stages_of_quantization, "estimate_sensitivities", with_one_too_sensitive)
-    found = stages(mixed_precision="on").decide()
+    monkeypatch.setattr(stages_of_quantization, "estimate_sensitivities", estimate_with_sensitive_layer)
+    found = make_pipeline(mixed_precision="on").decide()
     reasons = {layer.scope: layer.reason for layer in found.layers if layer.reason}
     assert reasons["body.0.0"] == "too sensitive: 5 is above quantization_sensitivity_threshold=1"
     assert reasons["head"].endswith(" % of the cost")  # which it is not where 5.0 is counted among the errors
@@ -189,15 +194,15 @@ def test_mixed_precision_excludes_too_sensitive_layers(monkeypatch):
 def test_mixed_precision_on_with_everything_quantized_raises():
     """'on' contradicts `automatic_skip_quantization=False`."""
     for switch, is_automatic in (("auto", False), ("on", True)):
-        wanted_with(switch, is_automatic)
+        make_request(switch, is_automatic)
     with pytest.raises(
         ModelError,
         match=r"mixed_precision='on' keeps layers in float, but automatic_skip_quantization=False keeps none",
     ):
-        wanted_with("on", is_automatic=False)
+        make_request("on", is_automatic=False)
 
 
-def wanted_with(switch, is_automatic):
+def make_request(switch, is_automatic):
     settings = QuantizationSettings(automatic_skip_quantization=is_automatic)
     target = target_for(DeploymentSettings_ONNXRuntime_ONNX(), load_registry())
     return QuantizationRequest(target, settings, {}, ClikaCompileOptions(mixed_precision=switch))
@@ -205,8 +210,7 @@ def wanted_with(switch, is_automatic):
 
 def test_clika_quantize_to_goal_and_log_name_float_layers(tmp_path):
     """The search by a goal and the log name the selected layers."""
-    spread = torch.Generator().manual_seed(0)
-    data = [torch.randn(32, 64, generator=spread) for _ in range(4)]
+    data = draw_batches(4, 32, 64)
     module = clika_compile(Chain().eval(), tracing_inputs=data[:2], calibration_inputs=data, logs_dir=tmp_path)
     search = module.clika_quantize_to_goal(
         lambda _: 1.0, 0.5, deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()
@@ -214,5 +218,5 @@ def test_clika_quantize_to_goal_and_log_name_float_layers(tmp_path):
     assert search.best.layers == 4
     assert search.reason == "mixed_precision keeps head in float. Set mixed_precision='off' to quantize them"
     module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=1.0))
-    told = "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    told = read_logs(tmp_path)
     assert "Not in this table: head. mixed_precision='off' quantizes them as well." in told

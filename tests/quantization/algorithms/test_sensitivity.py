@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_schemes import OPERATORS, BesideLarge, scheme_with
+from seeded_tensors import randn
+from small_schemes import OPERATORS, WithLargeOutput, make_scheme
 from torch import nn
 
 from clika_ref import clika_compile
@@ -17,7 +18,7 @@ from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.placement import choose_placement
 from clika_ref.quantization.qdq.planning import Planner
 
-SCHEME = scheme_with(QuantizedType(bits=6, is_signed=True, is_symmetric=True))
+SCHEME = make_scheme(QuantizedType(bits=6, is_signed=True, is_symmetric=True))
 
 
 class Net(nn.Module):
@@ -29,7 +30,7 @@ class Net(nn.Module):
         return self.two(torch.tanh(self.one(torch.relu(self.conv(x)).flatten(1))))
 
 
-def made(module, x, scheme=SCHEME):
+def estimate(module, x, scheme=SCHEME):
     torch.manual_seed(0)
     graph = clika_compile(module().eval(), tracing_inputs=[x]).graph
     calibration = Calibration(graph)
@@ -41,8 +42,8 @@ def made(module, x, scheme=SCHEME):
 
 def test_sum_layer_errors_shared_activation_counted_once():
     """An activation that two layers read is counted once."""
-    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(Both, x)
+    x = randn(16, 4)
+    graph, placement, plan = estimate(Both, x)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
     one, two = found.parts.values()
     assert [*one.values] == [*two.values] == [graph.inputs[0].name]
@@ -52,8 +53,8 @@ def test_sum_layer_errors_shared_activation_counted_once():
 
 def test_estimate_sensitivities_rival_plans_match_own_run():
     """The shares of a rival plan equal those of an estimate for that plan."""
-    x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(Summed, x, replace(SCHEME, elementwise=frozenset({"add"})))
+    x = randn(4, 3, 6, 6)
+    graph, placement, plan = estimate(Summed, x, replace(SCHEME, elementwise=frozenset({"add"})))
     rival = replace(plan, activations={n: replace(s, scale=s.scale / 3) for n, s in plan.activations.items()})
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], rivals=[rival])
     alone = estimate_sensitivities(graph, placement, rival, OPERATORS, [x])
@@ -79,8 +80,8 @@ class Summed(nn.Module):
 def test_sum_layer_errors_joint_term_counted_with_both_layers():
     """A sum that is quantized only with both operands counts with both layers, and with neither alone."""
     scheme = replace(SCHEME, elementwise=frozenset({"add"}))
-    x = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(Summed, x, scheme)
+    x = randn(16, 3, 4, 4)
+    graph, placement, plan = estimate(Summed, x, scheme)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
     ((name, joint),) = found.joints.items()
     assert name == next(node.name for node in graph.nodes if node.op_type == "add")
@@ -94,8 +95,8 @@ def test_sum_layer_errors_joint_term_counted_with_both_layers():
 
 def test_estimate_sensitivities_scaled_by_other_batches():
     """The error of an activation is scaled to all calibration batches."""
-    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(Both, x)
+    x = randn(16, 4)
+    graph, placement, plan = estimate(Both, x)
     everything = Calibration(graph)
     for batch in (x, 2 * x, x):
         everything.add([batch])
@@ -125,7 +126,7 @@ class Both(nn.Module):
 
 
 @torch.no_grad()
-def alone(graph, node, tail, plan, x):
+def layer_error(graph, node, tail, plan, x):
     """Return ``||Q - F||^2 / ||F||^2`` with one quantized layer."""
     own = {node.inputs[0].name, tail.name}
     part = Plan(SCHEME, {n: s for n, s in plan.activations.items() if n in own}, {node.name: plan.weights[node.name]})
@@ -138,12 +139,12 @@ def alone(graph, node, tail, plan, x):
 
 def test_estimate_sensitivities_matches_single_layer_error():
     """The estimate is close to the error of quantizing a layer alone."""
-    x = torch.randn(16, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(Net, x)
+    x = randn(16, 3, 6, 6)
+    graph, placement, plan = estimate(Net, x)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64).of
     assert [node.op_type for node in found] == ["conv2d", "linear", "linear"]
     for node, tail in placement.layers.items():
-        assert found[node] == pytest.approx(alone(graph, node, tail, plan, x), rel=0.3)
+        assert found[node] == pytest.approx(layer_error(graph, node, tail, plan, x), rel=0.3)
 
 
 class Unread(nn.Module):
@@ -157,8 +158,8 @@ class Unread(nn.Module):
 
 def test_estimate_sensitivities_unused_layer_zero():
     """A layer without an effect on the outputs has no sensitivity."""
-    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(Unread, x)
+    x = randn(8, 4)
+    graph, placement, plan = estimate(Unread, x)
     kept, idle = estimate_sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()
     assert kept > 0
     assert idle == 0
@@ -176,7 +177,7 @@ class Nothing(nn.Module):
 def test_estimate_sensitivities_zero_output_gives_zero():
     """A zero output gives a sensitivity of zero."""
     x = torch.ones(2, 4)
-    graph, placement, plan = made(Nothing, x)
+    graph, placement, plan = estimate(Nothing, x)
     assert [*estimate_sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()] == [0.0]
 
 
@@ -193,8 +194,8 @@ class Rooted(nn.Module):
 
 def test_estimate_sensitivities_infinite_gradient_stays_finite():
     """An infinite gradient gives a finite sensitivity."""
-    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(Rooted, x)
+    x = randn(16, 4)
+    graph, placement, plan = estimate(Rooted, x)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x])
     assert all(math.isfinite(sensitivity) for sensitivity in found.of.values())
     assert next(iter(found.of.values())) > 0
@@ -202,7 +203,9 @@ def test_estimate_sensitivities_infinite_gradient_stays_finite():
 
 def test_estimate_sensitivities_large_output_keeps_small_visible():
     """A large output does not hide the effect on a small one."""
-    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(lambda: BesideLarge(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))), x)
+    x = randn(16, 4)
+    graph, placement, plan = estimate(
+        lambda: WithLargeOutput(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))), x
+    )
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=16)
     assert min(found.of.values()) > 1e-6

@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from small_schemes import OPERATORS, scheme_with
+from seeded_tensors import draw_batches, randn
+from small_schemes import OPERATORS, make_scheme
 from torch import nn
 
 from clika_ref import (
@@ -25,11 +26,11 @@ from clika_ref.quantization.algorithms.smooth_quant import (
 )
 from clika_ref.quantization.calibration.range_table import RangeTable
 
-SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = make_scheme(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
 class Outlying(nn.Module):
-    """A residual around two linear layers that read a value of which one channel is forty times the others."""
+    """A residual around two linear layers whose input has one channel that is forty times the others."""
 
     def __init__(self, outlier=40.0):
         super().__init__()
@@ -45,23 +46,22 @@ class Outlying(nn.Module):
         return x + self.back(torch.tanh(self.one(x)) * torch.sigmoid(self.two(x)))
 
 
-def data(batches=3):
-    spread = torch.Generator().manual_seed(0)
-    return [torch.randn(64, 32, generator=spread) for _ in range(batches)]
+def make_data(batches=3):
+    return draw_batches(batches, 64, 32)
 
 
-def graph_of(model):
-    return clika_compile(model.eval(), tracing_inputs=data(1)).graph.clone()
+def trace_graph(model):
+    return clika_compile(model.eval(), tracing_inputs=make_data(1)).graph.clone()
 
 
-def factors_of(graph, inputs):
+def search_factors(graph, inputs):
     return search_smoothing_factors(graph, SCHEME.layers, inputs, partial(QuantizedInputEvaluator, scheme=SCHEME))
 
 
 def test_apply_smoothing_keeps_float_outputs():
     """Smoothing keeps the float outputs, and only linear layers read the smoothed activation."""
-    graph, (x,) = graph_of(Outlying()), data(1)
-    factors = factors_of(graph, [x])
+    graph, (x,) = trace_graph(Outlying()), make_data(1)
+    factors = search_factors(graph, [x])
     (name,) = [name for name, factor in factors.items() if float(factor[3]) > 4]
     before = interpret(graph, [x])[0][0]
     apply_smoothing(graph, factors, OPERATORS)
@@ -72,28 +72,28 @@ def test_apply_smoothing_keeps_float_outputs():
 
 def test_search_smoothing_factors_needs_enough_elements():
     """Too few elements give no factors."""
-    graph, (x,) = graph_of(Outlying()), data(1)
-    assert factors_of(graph, [x])
-    assert not factors_of(graph, [x[:-1]])
+    graph, (x,) = trace_graph(Outlying()), make_data(1)
+    assert search_factors(graph, [x])
+    assert not search_factors(graph, [x[:-1]])
     few = partial(QuantizedInputEvaluator, scheme=SCHEME)
     assert search_smoothing_factors(graph, SCHEME.layers, [x[:-1]], few, SmoothingOptions(min_elements=0))
 
 
 def test_search_smoothing_factors_at_least_one_for_outliers():
     """Factors are at least 1, and exist only if a channel has outliers."""
-    factors = factors_of(graph_of(Outlying()), data(1))
+    factors = search_factors(trace_graph(Outlying()), make_data(1))
     assert all(bool((factor >= 1).all()) for factor in factors.values())
     plain = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8))
     torch.manual_seed(0)
-    assert not factors_of(graph_of(plain), [torch.rand(64, 32) * 2 - 1])
+    assert not search_factors(trace_graph(plain), [torch.rand(64, 32) * 2 - 1])
 
 
 def test_search_smoothing_factors_ignore_default_device():
     """Factors are computed on the device of the data, with any default device."""
-    graph, inputs = graph_of(Outlying()), data(1)
-    wanted = factors_of(graph, inputs)
+    graph, inputs = trace_graph(Outlying()), make_data(1)
+    wanted = search_factors(graph, inputs)
     with torch.device("meta"):  # which cannot be mixed with any other
-        found = factors_of(graph, inputs)
+        found = search_factors(graph, inputs)
     assert wanted
     assert all(torch.equal(found[name], factor) for name, factor in wanted.items())
 
@@ -113,7 +113,7 @@ class Normalized(nn.Module):
 
 
 class Chain(nn.Module):
-    """Convolutions one behind the other, the second of which has weights of its own for each channel."""
+    """Consecutive convolutions, the second one depthwise."""
 
     def __init__(self, between=nn.ReLU, groups=8):
         super().__init__()
@@ -127,14 +127,14 @@ class Chain(nn.Module):
         return self.two(self.between(self.one(x)))
 
 
-IMAGES = [torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0)) for _ in range(3)]
+IMAGES = [randn(4, 3, 9, 9) for _ in range(3)]
 
 
 @pytest.mark.parametrize(
     ("model", "x", "channel"),
     [
-        (Normalized(), data(1)[0], 3),
-        (Normalized(nn.RMSNorm), data(1)[0], 3),
+        (Normalized(), make_data(1)[0], 3),
+        (Normalized(nn.RMSNorm), make_data(1)[0], 3),
         (Chain(), IMAGES[0], 5),
         (Chain(nn.LeakyReLU), IMAGES[0], 5),
         (Chain(nn.Identity, groups=2), IMAGES[0], 5),
@@ -144,7 +144,7 @@ IMAGES = [torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0)) fo
 def test_apply_smoothing_absorbed_by_previous_layer(model, x, channel):
     """Factors that the previous layer absorbs add no node and keep the outputs."""
     graph = clika_compile(model.eval(), tracing_inputs=[x]).graph.clone()
-    factors = factors_of(graph, [x])
+    factors = search_factors(graph, [x])
     ((name, factor),) = factors.items()
     assert float(factor[channel]) > 4
     before, kinds = interpret(graph, [x])[0][0], [node.op_type for node in graph.nodes]
@@ -157,10 +157,10 @@ def test_apply_smoothing_absorbed_by_previous_layer(model, x, channel):
     assert float(divided[channel]) < 8 * float(divided.median())
 
 
-def few_bits(model, **options):
+def quantize_weights(model, **options):
     return clika_compile(
         model.eval(),
-        calibration_inputs=data(),
+        calibration_inputs=make_data(),
         quantization_settings=WEIGHTS,
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
@@ -170,33 +170,35 @@ def few_bits(model, **options):
 def test_smoothing_int4_weights_reduce_error(tmp_path):
     """Smoothing reduces the error of INT4 weights."""
 
-    def noise(**options):
+    def output_error(**options):
         model = Normalized()
-        module = few_bits(model, **options)
+        module = quantize_weights(model, **options)
         module.clika_export(tmp_path / "few.onnx")
         with torch.no_grad():
-            return float((module(data()[0]) - model(data()[0])).square().sum())
+            return float((module(make_data()[0]) - model(make_data()[0])).square().sum())
 
-    assert noise() < noise(smoothing="off") / 2
+    assert output_error() < output_error(smoothing="off") / 2
 
 
 def test_smoothing_int4_weights_never_add_nodes():
     """For INT4 weights, no division is added, and no factor without a gain."""
     try_on = partial(LowBitWeightEvaluator, bits=4, blocks=[0], options=ClikaCompileOptions())
-    graph = graph_of(Outlying())
-    assert search_smoothing_factors(graph, SCHEME.layers, data(1), try_on)
-    assert not search_smoothing_factors(graph, SCHEME.layers, data(1), try_on, SmoothingOptions(with_node_share=None))
-    assert not few_bits(Outlying()).clika_state.quantized.plan.smoothing
+    graph = trace_graph(Outlying())
+    assert search_smoothing_factors(graph, SCHEME.layers, make_data(1), try_on)
+    assert not search_smoothing_factors(
+        graph, SCHEME.layers, make_data(1), try_on, SmoothingOptions(with_node_share=None)
+    )
+    assert not quantize_weights(Outlying()).clika_state.quantized.plan.smoothing
     even = Normalized()
     even.norm.weight.data[3] = 1.0
     even.one.weight.data[:, 3] *= 40.0
-    assert not few_bits(even).clika_state.quantized.plan.smoothing
+    assert not quantize_weights(even).clika_state.quantized.plan.smoothing
 
 
 def test_equalization_skips_nonlinear_or_shared_activation():
     """Factors are not applied through tanh, or if an activation has other users."""
     graph = clika_compile(Chain(nn.Tanh).eval(), tracing_inputs=IMAGES[:1]).graph
-    assert not factors_of(graph, IMAGES[:1])
+    assert not search_factors(graph, IMAGES[:1])
 
     class Shared(Chain):
         def forward(self, x):
@@ -204,13 +206,13 @@ def test_equalization_skips_nonlinear_or_shared_activation():
             return self.two(inner), inner
 
     graph = clika_compile(Shared().eval(), tracing_inputs=IMAGES[:1]).graph
-    assert not factors_of(graph, IMAGES[:1])
+    assert not search_factors(graph, IMAGES[:1])
 
 
 def test_equalization_reduces_error_of_depthwise_chain(tmp_path):
     """Equalization reduces the error of a depthwise chain, and can be switched off."""
 
-    def noise(**options):
+    def output_error(**options):
         model = Chain()
         module = clika_compile(
             model.eval(),
@@ -223,22 +225,22 @@ def test_equalization_reduces_error_of_depthwise_chain(tmp_path):
         with torch.no_grad():
             return float((module(IMAGES[0]) - model(IMAGES[0])).square().sum())
 
-    assert noise() < noise(equalization="off") / 4
-    assert noise(smoothing="off") == noise()
+    assert output_error() < output_error(equalization="off") / 4
+    assert output_error(smoothing="off") == output_error()
 
 
-def quantized(model, **options):
+def quantize_activations(model, **options):
     return clika_compile(
         model.eval(),
-        calibration_inputs=data(),
+        calibration_inputs=make_data(),
         quantization_settings=VALUES,
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
     ).eval()
 
 
-def missed(module, model):
-    (x,) = data(1)
+def layer_error(module, model):
+    (x,) = make_data(1)
     with torch.no_grad():
         inner = model.norm(x)
         return float(((module(x) - inner) - (model(x) - inner)).square().sum())
@@ -247,22 +249,22 @@ def missed(module, model):
 def test_smoothing_reduces_error_exports_and_saves(tmp_path):
     """Smoothing reduces the error, and the module exports, saves and loads."""
     model = Outlying()
-    module = quantized(model)
+    module = quantize_activations(model)
     module.clika_export(tmp_path / "model.onnx")  # compared with the module
-    copy = quantized(Outlying())
+    copy = quantize_activations(Outlying())
     copy.load_state_dict(module.state_dict())
-    assert torch.equal(copy(data()[0]), module(data()[0]))
-    assert missed(module, model) < missed(quantized(model, smoothing="off"), model) / 8
+    assert torch.equal(copy(make_data()[0]), module(make_data()[0]))
+    assert layer_error(module, model) < layer_error(quantize_activations(model, smoothing="off"), model) / 8
 
 
 def test_ranges_file_stores_smoothing(tmp_path):
     """A ranges file contains the smoothing of its ranges."""
     file = str(tmp_path / "ranges.safetensors")
-    first = quantized(Outlying(), ranges_file=file)
+    first = quantize_activations(Outlying(), ranges_file=file)
     kept = RangeTable.load(file).smoothing
     assert kept
-    again = quantized(Outlying(), ranges_file=file)
-    assert torch.equal(first(data()[0]), again(data()[0]))
+    again = quantize_activations(Outlying(), ranges_file=file)
+    assert torch.equal(first(make_data()[0]), again(make_data()[0]))
     RangeTable().save(file)
     assert RangeTable.load(file).smoothing is None
 
@@ -270,10 +272,10 @@ def test_ranges_file_stores_smoothing(tmp_path):
 def test_ranges_file_other_smoothing_raises(tmp_path):
     """A ranges file with another smoothing raises an error."""
     file = str(tmp_path / "ranges.safetensors")
-    quantized(Outlying(), ranges_file=file)
+    quantize_activations(Outlying(), ranges_file=file)
     message = r"its SmoothQuant factors are for activations \(smoothing='auto', equalization='auto'\), not for off"
     with pytest.raises(ModelError, match=message):
-        quantized(Outlying(), ranges_file=file, smoothing="off", equalization="off")
+        quantize_activations(Outlying(), ranges_file=file, smoothing="off", equalization="off")
 
 
 VALUES = QuantizationSettings(automatic_skip_quantization=False)
@@ -289,18 +291,18 @@ WEIGHTS = QuantizationSettings(
 def test_clika_initialize_algorithms_recomputes_smoothed_ranges(tmp_path, first, then):
     """Ranges that were smoothed for other settings are recomputed from the kept batches."""
 
-    def compiled(settings):
+    def compile_normalized(settings):
         return clika_compile(
             Normalized().eval(),
-            calibration_inputs=data(),
+            calibration_inputs=make_data(),
             quantization_settings=settings,
             deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
             logs_dir=tmp_path,
         ).eval()
 
-    module, fresh = compiled(first), compiled(then)
+    module, fresh = compile_normalized(first), compile_normalized(then)
     module.clika_initialize_algorithms(then)
-    assert torch.equal(module(data()[0]), fresh(data()[0]))
+    assert torch.equal(module(make_data()[0]), fresh(make_data()[0]))
     assert module.clika_state.calibration.table.batches == 3
     del module.clika_state.calibration.reservoir.batches[1:]
     module.clika_initialize_algorithms(first)
@@ -312,27 +314,27 @@ def test_clika_initialize_algorithms_recomputes_smoothed_ranges(tmp_path, first,
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
 def test_smoothing_other_threshold_needs_no_data(threshold):
     """Another threshold needs no data, and a float module is not smoothed."""
-    module = quantized(Outlying())
-    before = module(data()[0])
+    module = quantize_activations(Outlying())
+    before = module(make_data()[0])
     found = module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=threshold))
     assert bool(found.plan.smoothing) == bool(threshold)
     if threshold:
-        assert torch.equal(module(data()[0]), before)
+        assert torch.equal(module(make_data()[0]), before)
 
 
 def test_search_smoothing_factors_fp16_or_empty_batch_none():
     """FP16 models and empty batches give no factors."""
     half = Outlying().half()
-    graph = clika_compile(half.eval(), tracing_inputs=[data(1)[0].half()]).graph.clone()
-    assert not factors_of(graph, [data(1)[0].half()])
-    graph = clika_compile(Outlying().eval(), tracing_inputs=[data(1)[0], data(1)[0][:3]]).graph.clone()
-    assert not factors_of(graph, [torch.empty(0, 32)])
+    graph = clika_compile(half.eval(), tracing_inputs=[make_data(1)[0].half()]).graph.clone()
+    assert not search_factors(graph, [make_data(1)[0].half()])
+    graph = clika_compile(Outlying().eval(), tracing_inputs=[make_data(1)[0], make_data(1)[0][:3]]).graph.clone()
+    assert not search_factors(graph, [torch.empty(0, 32)])
 
 
 def test_smoothing_ignores_rejected_batch():
     """A rejected batch does not influence the smoothing."""
-    module = clika_compile(Outlying().eval(), tracing_inputs=data(1))
+    module = clika_compile(Outlying().eval(), tracing_inputs=make_data(1))
     with pytest.raises(ModelError, match="contains NaN"):
         module.clika_initialize_algorithms(calibration_inputs=[torch.full((64, 32), torch.nan)])
-    found = module.clika_initialize_algorithms(calibration_inputs=data())
+    found = module.clika_initialize_algorithms(calibration_inputs=make_data())
     assert found.plan.smoothing

@@ -7,11 +7,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from loaded_copies import load_copy
+from seeded_tensors import randn
 from torch import nn
 
 from clika_ref import (
     ClikaCompileOptions,
-    ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     ModelError,
     QuantizationSettings,
@@ -29,13 +30,9 @@ from clika_ref.quantization.qdq.packed_weights import PackedWeight
 FOUR = QuantizedType(4, is_signed=True, is_symmetric=True)
 
 
-def noise(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def correlated(samples, inputs):
+def make_correlated_data(samples, inputs):
     """Return data with similar neighbouring elements."""
-    return noise(samples, 4, seed=1) @ noise(4, inputs, seed=2) + 0.1 * noise(samples, inputs, seed=3)
+    return randn(samples, 4, seed=1) @ randn(4, inputs, seed=2) + 0.1 * randn(samples, inputs, seed=3)
 
 
 class Net(nn.Module):
@@ -48,10 +45,10 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x))) + self.table(x[:, :1])[..., :10]
 
 
-DATA = [noise(4, 5, 64, seed=i) for i in range(3)]
+DATA = [randn(4, 5, 64, seed=i) for i in range(3)]
 
 
-def compiled(layers=None, options=None, logs_dir=None, **settings):
+def compile_net(layers=None, options=None, logs_dir=None, **settings):
     return clika_compile(
         Net().eval(),
         calibration_inputs=DATA,
@@ -63,14 +60,14 @@ def compiled(layers=None, options=None, logs_dir=None, **settings):
     )
 
 
-def held_by(module):
+def packed_weights_by_name(module):
     return {name: (c.bits, c.block_size) for name, c in module.clika_state.quantized.plan.packed_weights.items()}
 
 
 @pytest.mark.parametrize(("block_size", "blocks"), [(0, 1), (16, 4)])
 def test_packed_weight_steps_nearest_per_block(block_size, blocks):
     """Packed weights are the nearest INT4 values per block; moved ones are clamped."""
-    rows = noise(3, 64)
+    rows = randn(3, 64)
     scales = rows.reshape(3, blocks, -1).abs().amax(-1) / 7
     held = PackedWeight(4, block_size, scales)
     steps = held.steps(rows)
@@ -88,17 +85,19 @@ def test_packed_weight_bytes_of_int4_and_scales():
 
 def test_quantize_with_gptq_reduces_error_on_similar_data():
     """GPTQ reduces the error on similar data."""
-    rows, seen, other = noise(16, 64), correlated(512, 64), correlated(256, 64)[:128]
+    rows, seen, other = randn(16, 64), make_correlated_data(512, 64), make_correlated_data(256, 64)[:128]
     scales = (rows.abs().amax(1) / 7)[:, None]
     steps = quantize_with_gptq(rows, scales, FOUR, seen.T @ seen)
     assert steps is not None
-    missed = [((other @ (held - rows).T) ** 2).sum() for held in (steps.float() * scales, nearest(rows, scales))]
+    missed = [
+        ((other @ (held - rows).T) ** 2).sum() for held in (steps.float() * scales, round_to_nearest(rows, scales))
+    ]
     assert missed[0] < missed[1] / 2
 
 
 def test_quantize_with_gptq_keeps_masked_zeros():
     """GPTQ keeps the zeros of a mask."""
-    rows, seen = noise(16, 64), correlated(512, 64)
+    rows, seen = randn(16, 64), make_correlated_data(512, 64)
     rows[:, 1::2] = 0
     steps = quantize_with_gptq(rows, (rows.abs().amax(1) / 7)[:, None], FOUR, seen.T @ seen)
     assert steps is not None
@@ -108,37 +107,37 @@ def test_quantize_with_gptq_keeps_masked_zeros():
 
 def test_quantize_with_gptq_uncorrelated_data_rounds_to_nearest():
     """Uncorrelated data gives rounding to the nearest."""
-    rows = noise(4, 8)
+    rows = randn(4, 8)
     scales = (rows.abs().amax(1) / 7)[:, None]
     steps = quantize_with_gptq(rows, scales, FOUR, torch.eye(8))
     assert steps is not None
-    assert torch.equal(steps.float() * scales, nearest(rows, scales))
+    assert torch.equal(steps.float() * scales, round_to_nearest(rows, scales))
 
 
 @pytest.mark.parametrize("gram", [torch.full((8, 8), torch.nan), torch.zeros(8, 8)])
 def test_quantize_with_gptq_invalid_gram_returns_none(gram):
     """A Gram matrix of zeros or NaN gives no result."""
-    assert quantize_with_gptq(noise(4, 8), torch.ones(4, 1), FOUR, gram) is None
+    assert quantize_with_gptq(randn(4, 8), torch.ones(4, 1), FOUR, gram) is None
 
 
-def nearest(rows, scales):
+def round_to_nearest(rows, scales):
     return (rows / scales).round().clamp(-8, 7) * scales
 
 
 def test_weight_only_selects_smallest_bits_within_threshold():
     """Each layer gets the smallest bit width within the threshold."""
-    assert held_by(compiled(weights_num_bits=[4, 8], quantization_sensitivity_threshold=1.0)) == {
+    assert packed_weights_by_name(compile_net(weights_num_bits=[4, 8], quantization_sensitivity_threshold=1.0)) == {
         "linear": (4, 0),
         "linear_1": (4, 0),
     }
-    finer = held_by(compiled(weights_num_bits=[4, 8], quantization_sensitivity_threshold=0.0003))
+    finer = packed_weights_by_name(compile_net(weights_num_bits=[4, 8], quantization_sensitivity_threshold=0.0003))
     assert finer == {"linear": (8, 0), "linear_1": (4, 0)}
 
 
 def test_weight_only_indivisible_block_size_skipped():
     """Block sizes that do not divide a row are left out, with the reason."""
-    held = held_by(compiled(weights_num_bits=4, weights_only_quantization_block_size=[64, 32]))
-    module = compiled(weights_num_bits=4, weights_only_quantization_block_size=64)
+    held = packed_weights_by_name(compile_net(weights_num_bits=4, weights_only_quantization_block_size=[64, 32]))
+    module = compile_net(weights_num_bits=4, weights_only_quantization_block_size=64)
     assert set(held.values()) <= {(4, 64), (4, 32)}
     assert (
         "its 96 inputs are not a multiple of a block size in [64]" in module.clika_state.quantized.plan.floats.values()
@@ -147,37 +146,37 @@ def test_weight_only_indivisible_block_size_skipped():
 
 def test_weight_only_sensitive_layer_stays_float_unless_forced():
     """A layer above the threshold keeps its float weight, unless the user quantizes everything."""
-    kept = compiled(weights_num_bits=4, quantization_sensitivity_threshold=1e-9)
-    assert held_by(kept) == {}
+    kept = compile_net(weights_num_bits=4, quantization_sensitivity_threshold=1e-9)
+    assert packed_weights_by_name(kept) == {}
     reasons = kept.clika_state.quantized.plan.floats
     assert "too sensitive" in reasons["linear"]
     assert reasons["conv1d"] == "the target computes conv1d with float weights"
-    forced = compiled(weights_num_bits=[4, 8], automatic_skip_quantization=False)
-    assert {bits for bits, _ in held_by(forced).values()} == {8}
+    forced = compile_net(weights_num_bits=[4, 8], automatic_skip_quantization=False)
+    assert {bits for bits, _ in packed_weights_by_name(forced).values()} == {8}
 
 
 def test_weight_only_layer_settings_bits_and_skip():
     """Layers can have their own bit width or be skipped."""
-    module = compiled({"first": Layer(skip_quantization=True), "second": Layer(weights_num_bits=4)})
-    assert held_by(module)["linear_1"][0] == 4
+    module = compile_net({"first": Layer(skip_quantization=True), "second": Layer(weights_num_bits=4)})
+    assert packed_weights_by_name(module)["linear_1"][0] == 4
     assert "skip_quantization" in module.clika_state.quantized.plan.floats["linear"]
 
 
 FORCED = {"weights_num_bits": 4, "weights_only_quantization_block_size": 0, "automatic_skip_quantization": False}
 
 
-def compressed(**options):
-    return compiled(options=options, **FORCED).clika_state.quantized.plan.packed_weights.values()
+def packed_weights(**options):
+    return compile_net(options=options, **FORCED).clika_state.quantized.plan.packed_weights.values()
 
 
 def test_weight_only_rounding_and_clipping_switches(monkeypatch):
     """Rounding and clipping are switched as for INT8 layers."""
-    assert all(held.offsets is not None for held in compressed(weight_rounding="on"))
-    assert all(held.offsets is None for held in compressed(weight_rounding="off"))
-    assert any(held.offsets is not None for held in compressed())
-    assert all(held.offsets is None for held in compressed(algorithm_seconds=1e-9))
-    assert all(held.offsets is not None for held in compressed(algorithm_seconds=1e-9, weight_rounding="on"))
-    whole, clipped = compressed(weight_clipping="off"), compressed()
+    assert all(held.offsets is not None for held in packed_weights(weight_rounding="on"))
+    assert all(held.offsets is None for held in packed_weights(weight_rounding="off"))
+    assert any(held.offsets is not None for held in packed_weights())
+    assert all(held.offsets is None for held in packed_weights(algorithm_seconds=1e-9))
+    assert all(held.offsets is not None for held in packed_weights(algorithm_seconds=1e-9, weight_rounding="on"))
+    whole, clipped = packed_weights(weight_clipping="off"), packed_weights()
     assert all((a.scales >= b.scales).all() for a, b in zip(whole, clipped, strict=True))
     assert any((a.scales > b.scales).any() for a, b in zip(whole, clipped, strict=True))
 
@@ -185,7 +184,7 @@ def test_weight_only_rounding_and_clipping_switches(monkeypatch):
 @pytest.mark.parametrize(("feedback", "is_moved"), [("auto", False), ("on", True), ("off", False)])
 def test_quantize_low_bit_gptq_kept_if_better_or_on(feedback, is_moved):
     """GPTQ is kept only if it helps on other data, or if it is on."""
-    rows, seen, other = noise(16, 64), correlated(512, 64), noise(256, 64, seed=5)
+    rows, seen, other = randn(16, 64), make_correlated_data(512, 64), randn(256, 64, seed=5)
     held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, ClikaCompileOptions(weight_rounding=feedback))
     assert (held.offsets is not None) is is_moved
 
@@ -199,14 +198,14 @@ def test_packed_weight_moved_steps_start_from_clamped():
 def test_weight_only_skip_tail_false_quantizes_tail():
     """`skip_tail_quantization=False` quantizes the tail at any sensitivity."""
     strict = {"weights_num_bits": [4, 8], "quantization_sensitivity_threshold": 1e-9}
-    assert held_by(compiled(skip_tail_quantization=False, **strict)) == {"linear_1": (8, 0)}
-    assert held_by(compiled(**strict)) == {}
-    assert held_by(compiled(skip_tail_quantization=False, quantization_sensitivity_threshold=0)) == {}
+    assert packed_weights_by_name(compile_net(skip_tail_quantization=False, **strict)) == {"linear_1": (8, 0)}
+    assert packed_weights_by_name(compile_net(**strict)) == {}
+    assert packed_weights_by_name(compile_net(skip_tail_quantization=False, quantization_sensitivity_threshold=0)) == {}
 
 
 def test_weight_only_idle_options_warn(tmp_path):
     """Options without an effect on weight-only quantization are logged as a warning."""
-    compiled(options={"observer": "min-max", "bias_correction": "on", "equalization": "off"}, logs_dir=tmp_path)
+    compile_net(options={"observer": "min-max", "bias_correction": "on", "equalization": "off"}, logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert "observer='min-max', bias_correction='on' has no effect with weight-only quantization" in log
 
@@ -214,7 +213,7 @@ def test_weight_only_idle_options_warn(tmp_path):
 def test_weight_only_activation_bits_raise():
     """A bit width for float activations raises an error."""
     with pytest.raises(ModelError, match=r"keeps activations in float, but activations_num_bits of 'first' quantizes"):
-        compiled({"first": Layer(activations_num_bits=8)})
+        compile_net({"first": Layer(activations_num_bits=8)})
 
 
 def test_weight_only_unsupported_bits_raise():
@@ -222,7 +221,7 @@ def test_weight_only_unsupported_bits_raise():
     with pytest.raises(
         ModelError, match=r"weights_num_bits: 3 bits are requested for linear.*the target supports 4 or 8"
     ):
-        compiled(weights_num_bits=3)
+        compile_net(weights_num_bits=3)
 
 
 def test_weight_only_unsupported_target_raises(monkeypatch):
@@ -231,14 +230,14 @@ def test_weight_only_unsupported_target_raises(monkeypatch):
     without = replace(target, scheme=replace(target.scheme, weights_only=None))
     monkeypatch.setattr(type(target), "configure", lambda *_: without)
     with pytest.raises(TargetError, match="does not support weight-only quantization"):
-        compiled()
+        compile_net()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block_size", [0, 32])
 def test_weight_only_artifact_matches_module(tmp_path, bits, block_size):
     """The artifact has INT4 or INT8 weights and matches the module."""
-    module = compiled(
+    module = compile_net(
         weights_num_bits=bits,
         weights_only_quantization_block_size=block_size,
         quantization_sensitivity_threshold=1.0,
@@ -252,17 +251,16 @@ def test_weight_only_artifact_matches_module(tmp_path, bits, block_size):
 
 def test_weight_only_saved_module_matches():
     """A saved module has the same outputs, also in train mode."""
-    module = compiled(weights_num_bits=4, quantization_sensitivity_threshold=1.0).eval()
-    again = ClikaModule()
-    again.load_state_dict(module.state_dict())
+    module = compile_net(weights_num_bits=4, quantization_sensitivity_threshold=1.0).eval()
+    again = load_copy(module)
     assert torch.equal(again.eval()(DATA[0]), module(DATA[0]))
-    assert held_by(again) == held_by(module)
+    assert packed_weights_by_name(again) == packed_weights_by_name(module)
     torch.testing.assert_close(module(DATA[0]), module.train()(DATA[0]))
 
 
 def test_weight_only_report_contains_sensitivity_and_bytes():
     """The report contains the sensitivity and the bytes of each layer."""
-    module = compiled()
+    module = compile_net()
     found = module.clika_initialize_algorithms(
         QuantizationSettings(prefer_weights_only_quantization=True, weights_num_bits=4)
     )
@@ -283,7 +281,7 @@ def test_round_in_blocks_scales_by_largest_element():
 @pytest.mark.parametrize(("bits", "block_size"), [(4, 0), (4, 32), (8, 0), (8, 32)])
 def test_torch_onnx_export_keeps_low_bit_weights(bits, block_size, tmp_path):
     """`torch.onnx.export` keeps the INT4 and INT8 weights."""
-    module = compiled(
+    module = compile_net(
         weights_num_bits=bits, weights_only_quantization_block_size=block_size, quantization_sensitivity_threshold=1.0
     ).eval()
     program = torch.onnx.export(module, (DATA[0],), dynamo=True, verbose=False, opset_version=21)
@@ -304,6 +302,6 @@ def test_torch_onnx_export_keeps_low_bit_weights(bits, block_size, tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_torch_onnx_export_dynamo_false_warns():
     """`torch.onnx.export(dynamo=False)` warns that it exports the float model."""
-    module = compiled(weights_num_bits=8, quantization_sensitivity_threshold=1.0).eval()
+    module = compile_net(weights_num_bits=8, quantization_sensitivity_threshold=1.0).eval()
     with pytest.warns(UserWarning, match=r"dynamo=False.* Net is exported in float\. Export with dynamo=True"):
         torch.onnx.export(module, (DATA[0],), io.BytesIO(), dynamo=False, verbose=False)

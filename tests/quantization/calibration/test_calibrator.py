@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from seeded_tensors import randn
 from torch import nn
 
 from clika_ref import clika_compile
@@ -11,19 +12,19 @@ from clika_ref.core.errors import ModelError
 from clika_ref.quantization.calibration.calibrator import Calibration, Reservoir
 
 
-def graph_of(module, *inputs):
+def trace_graph(module, *inputs):
     return clika_compile(module, tracing_inputs=[inputs]).graph
 
 
-def batches(count, *shape):
-    return [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(count)]
+def make_batches(count, *shape):
+    return [randn(*shape, seed=i) for i in range(count)]
 
 
 def test_calibration_records_float_activations_without_moves():
     """Every float activation is recorded, except results of data movement."""
-    graph = graph_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Softmax(-1)), torch.zeros(2, 4))
+    graph = trace_graph(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Softmax(-1)), torch.zeros(2, 4))
     found = Calibration(graph)
-    for x in batches(3, 2, 4):
+    for x in make_batches(3, 2, 4):
         found.add([x])
     kinds = {v.producer.op.name if v.producer else "input" for v in graph.inputs} | {
         node.op.name for node in graph.nodes for v in node.outputs if v.name in found.table.values
@@ -36,9 +37,9 @@ def test_calibration_statistics_match_eager():
     """The statistics equal those of eager."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 6), nn.Tanh()).eval()
-    data = batches(5, 2, 4)
+    data = make_batches(5, 2, 4)
     expected = [module(x).detach() for x in data]
-    graph = graph_of(module, torch.zeros(2, 4))
+    graph = trace_graph(module, torch.zeros(2, 4))
     found = Calibration(graph)
     for x in data:
         found.add([x])
@@ -56,9 +57,9 @@ class Masked(nn.Module):
 def test_calibration_masks_excluded_from_ranges():
     """Masked values are marked and do not change a range."""
     keep = torch.tensor([True, True, False])
-    graph = graph_of(Masked(), torch.zeros(3, 4), keep)
+    graph = trace_graph(Masked(), torch.zeros(3, 4), keep)
     found = Calibration(graph)
-    found.add([batches(1, 3, 4)[0], keep])
+    found.add([make_batches(1, 3, 4)[0], keep])
     marked = {name for name, s in found.table.values.items() if s.is_unbounded}
     kinds = {v.producer.op.name for v in (v for n in graph.nodes for v in n.outputs) if v.name in marked}
     assert "add" in kinds
@@ -70,8 +71,8 @@ def test_calibration_masks_excluded_from_ranges():
 @pytest.mark.parametrize(("bad", "kind"), [(torch.nan, "NaN"), (torch.inf, "infinity")])
 def test_calibration_nan_or_inf_input_rejected_and_continues(bad, kind):
     """An input with NaN or inf raises an error, and calibration can continue."""
-    found = Calibration(graph_of(nn.Sequential(nn.Linear(4, 6)), torch.zeros(2, 4)))
-    good, spoiled = batches(1, 2, 4)[0], torch.full((2, 4), bad)
+    found = Calibration(trace_graph(nn.Sequential(nn.Linear(4, 6)), torch.zeros(2, 4)))
+    good, spoiled = make_batches(1, 2, 4)[0], torch.full((2, 4), bad)
     found.add([good])
     with pytest.raises(ModelError, match=rf"calibration batch 2: the input '\w+' contains {kind}\. Remove the batch"):
         found.add([spoiled])
@@ -89,12 +90,12 @@ class Added(nn.Module):
 def test_calibration_mask_of_infinities_as_input_accepted():
     """An input may be a mask of minus infinity, and no range contains the mask values."""
     mask = torch.tensor([0.0, -torch.inf, 0.0])
-    found = Calibration(graph_of(Added(), torch.zeros(3, 4), torch.zeros(3)))
-    found.add([batches(1, 3, 4)[0], mask])
+    found = Calibration(trace_graph(Added(), torch.zeros(3, 4), torch.zeros(3)))
+    found.add([make_batches(1, 3, 4)[0], mask])
     assert found.table.values["mask"].is_unbounded
     for spoiled in (mask + 1, -mask, torch.full((3,), -torch.inf)):
         with pytest.raises(ModelError, match="the input 'mask' contains infinity"):
-            found.add([batches(1, 3, 4)[0], spoiled])
+            found.add([make_batches(1, 3, 4)[0], spoiled])
 
 
 class Root(nn.Module):
@@ -104,7 +105,7 @@ class Root(nn.Module):
 
 def test_calibration_nan_names_node():
     """NaN inside of the graph names its node and the user's line."""
-    found = Calibration(graph_of(Root(), torch.ones(2)))
+    found = Calibration(trace_graph(Root(), torch.ones(2)))
     with pytest.raises(ModelError, match=re.escape("from sqrt in ")) as caught:
         found.add([torch.zeros(2)])
     assert "calibration batch 1: %" in str(caught.value)
@@ -114,7 +115,7 @@ def test_calibration_nan_names_node():
 
 
 class Logarithm(nn.Module):
-    """Makes NaN of an infinite number, two nodes behind the one that makes that."""
+    """Turns an infinite number into NaN, two nodes after the node that returns inf."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +128,7 @@ class Logarithm(nn.Module):
 
 def test_calibration_nan_from_inf_names_source_node():
     """NaN that results from an infinite number also names the node of that number."""
-    found = Calibration(graph_of(Logarithm(), torch.ones(2, 4)))
+    found = Calibration(trace_graph(Logarithm(), torch.ones(2, 4)))
     with pytest.raises(
         ModelError, match=r"from linear in head.*, contains NaN, since log in .* returns infinity. Remove"
     ):
@@ -136,7 +137,7 @@ def test_calibration_nan_from_inf_names_source_node():
 
 def test_calibration_failing_node_names_batch():
     """A node that fails raises an error that names the batch."""
-    found = Calibration(graph_of(nn.Embedding(5, 4), torch.zeros(3, dtype=torch.int64)))
+    found = Calibration(trace_graph(nn.Embedding(5, 4), torch.zeros(3, dtype=torch.int64)))
     found.add([torch.tensor([0, 4, 1])])
     with pytest.raises(ModelError, match=r"calibration batch 2: .*embedding.* execution failed: .*index out of range"):
         found.add([torch.tensor([0, 5, 1])])

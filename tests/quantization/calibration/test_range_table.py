@@ -5,20 +5,21 @@ import re
 import pytest
 import safetensors.torch
 import torch
+from seeded_tensors import randn
 
 from clika_ref.core.errors import ModelError
 from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.calibration.statistics import measure_tensor
 
 
-def table(*names, seed=0):
+def make_table(*names, seed=0):
     found = RangeTable()
-    elements = {n: torch.randn(50, generator=torch.Generator().manual_seed(seed + i)) for i, n in enumerate(names)}
+    elements = {n: randn(50, seed=seed + i) for i, n in enumerate(names)}
     found.add({name: measure_tensor(x) for name, x in elements.items()})
     return found
 
 
-def facts(found):
+def read_facts(found):
     return {
         name: (s.low, s.high, s.batches, s.lows.value, s.highs.value, s.is_unbounded, s.histogram.counts.tolist())
         for name, s in found.values.items()
@@ -27,11 +28,11 @@ def facts(found):
 
 def test_range_table_save_load_round_trip(tmp_path):
     """A table is the same after saving and loading."""
-    found = table("x", "y")
+    found = make_table("x", "y")
     found.add({"mask": measure_tensor(torch.tensor([-torch.inf]))})
     found.save(tmp_path / "ranges")
     loaded = RangeTable.load(tmp_path / "ranges")
-    assert facts(loaded) == facts(found)
+    assert read_facts(loaded) == read_facts(found)
     assert loaded.batches == 2
     loaded.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "ranges").read_bytes()
@@ -45,13 +46,13 @@ def test_range_table_empty_saved_and_loaded(tmp_path):
 
 def test_range_table_merge_equals_table_of_all_data():
     """Tables of parts of the data merge to the table of all data."""
-    whole = table("x", "y")
-    whole.merge(table("y", "z", seed=5))
+    whole = make_table("x", "y")
+    whole.merge(make_table("y", "z", seed=5))
     assert whole.batches == 2
     assert list(whole.values) == ["x", "y", "z"]
-    other = table("y", "z", seed=5)
-    other.merge(table("x", "y"))
-    assert facts(other) == facts(whole)
+    other = make_table("y", "z", seed=5)
+    other.merge(make_table("x", "y"))
+    assert read_facts(other) == read_facts(whole)
 
 
 def test_range_table_load_other_file_raises(tmp_path):
@@ -68,7 +69,7 @@ def test_range_table_load_other_file_raises(tmp_path):
 def test_range_table_load_newer_version_raises(tmp_path, monkeypatch):
     """A newer version raises an error with both versions."""
     monkeypatch.setattr("clika_ref.quantization.calibration.range_table.RANGE_TABLE_VERSION", 5)
-    table("x").save(tmp_path / "ranges")
+    make_table("x").save(tmp_path / "ranges")
     monkeypatch.undo()
     with pytest.raises(
         ModelError,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from seeded_tensors import randn
 
 from clika_ref.quantization.calibration.statistics import (
     MAX_SAMPLED_ELEMENTS,
@@ -18,7 +19,7 @@ from clika_ref.quantization.calibration.statistics import (
 )
 
 
-def of(*batches):
+def measure(*batches):
     found = Statistics()
     for batch in batches:
         found.add(measure_tensor(torch.as_tensor(batch)))
@@ -39,7 +40,7 @@ def test_exact_sum_independent_of_order(numbers):
 
 def test_statistics_min_max_and_batch_means():
     """Min/max cover all elements, and the means those of the batches."""
-    found = of([-1.0, 0.0, 3.0], [-3.0, 1.0])
+    found = measure([-1.0, 0.0, 3.0], [-3.0, 1.0])
     assert (found.low, found.high) == (-3.0, 3.0)
     assert found.mean_min_max == (-2.0, 2.0)
     assert found.histogram.total == 5
@@ -49,18 +50,18 @@ def test_statistics_min_max_exact_with_sampled_histogram():
     """Min/max are exact although only some elements are counted."""
     x = torch.zeros(10 * MAX_SAMPLED_ELEMENTS)
     x[1], x[2] = -7.0, 9.0
-    found = of(x)
+    found = measure(x)
     assert (found.low, found.high) == (-7.0, 9.0)
     assert found.histogram.total <= MAX_SAMPLED_ELEMENTS
 
 
 def test_statistics_merge_equals_add():
     """Merging equals adding all batches."""
-    batches = [torch.randn(7, generator=torch.Generator().manual_seed(i)) * 3**i for i in range(6)]
-    whole = of(*batches)
+    batches = [randn(7, seed=i) * 3**i for i in range(6)]
+    whole = measure(*batches)
     shuffled = random.Random(0).sample(batches, len(batches))
-    merged = of(*shuffled[:2])
-    merged.merge(of(*shuffled[2:]))
+    merged = measure(*shuffled[:2])
+    merged.merge(measure(*shuffled[2:]))
     assert (merged.low, merged.high, merged.batches) == (whole.low, whole.high, whole.batches)
     assert merged.mean_min_max == whole.mean_min_max
     assert torch.equal(merged.histogram.counts, whole.histogram.counts)
@@ -71,7 +72,7 @@ def test_statistics_merge_equals_add():
 def test_statistics_mask_values_excluded(dtype, is_infinite):
     """Mask values are excluded from the range."""
     mask = -math.inf if is_infinite else torch.finfo(dtype).min
-    found = of(torch.tensor([0.5, mask, -2.0], dtype=dtype))
+    found = measure(torch.tensor([0.5, mask, -2.0], dtype=dtype))
     assert found.is_unbounded
     assert (found.low, found.high) == (-2.0, 0.5)
     assert found.mean_min_max == (-2.0, 0.5)
@@ -80,10 +81,10 @@ def test_statistics_mask_values_excluded(dtype, is_infinite):
 
 def test_statistics_masks_only_or_empty_tensor_stay_empty():
     """Tensors of masks alone or without elements give empty statistics."""
-    found = of(torch.full((3,), -math.inf), torch.zeros(0))
+    found = measure(torch.full((3,), -math.inf), torch.zeros(0))
     assert found.is_empty
     assert found.is_unbounded
-    empty = of(torch.zeros(0))
+    empty = measure(torch.zeros(0))
     assert not empty.is_unbounded
     empty.merge(found)
     assert empty.is_unbounded

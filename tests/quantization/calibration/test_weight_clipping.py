@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from seeded_tensors import randn
 
 from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.calibration.weight_clipping import find_clipped_scales
@@ -11,7 +12,7 @@ S8 = QuantizedType(is_signed=True, is_symmetric=True)
 S4 = QuantizedType(bits=4, is_signed=True, is_symmetric=True)
 
 
-def error(weight, scales, integers, axis, importance=1.0):
+def compute_error(weight, scales, integers, axis, importance=1.0):
     shape = [-1 if d == axis else 1 for d in range(weight.ndim)]
     scales = scales.reshape(shape) if scales.ndim else scales
     steps = (weight / scales).round().clamp(integers.low, integers.high)
@@ -22,7 +23,7 @@ def error(weight, scales, integers, axis, importance=1.0):
 @pytest.mark.parametrize("integers", [S8, S4], ids=["8 bits", "4 bits"])
 def test_find_clipped_scales_never_increase_error(axis, integers):
     """Clipped scales never increase the error of a channel."""
-    weight = torch.randn(6, 5, 3, 3, generator=torch.Generator().manual_seed(0))
+    weight = randn(6, 5, 3, 3)
     whole, clipped = compute_weight_scales(weight, axis, integers), find_clipped_scales(weight, axis, integers)
     assert clipped.shape == whole.shape
     assert (clipped <= whole).all()
@@ -30,9 +31,9 @@ def test_find_clipped_scales_never_increase_error(axis, integers):
     for c in channels:
         part = weight if c is None else weight.select(axis, c)
         ends = [s if c is None else s[c] for s in (clipped, whole)]
-        assert error(part, ends[0], integers, None) <= error(part, ends[1], integers, None)
+        assert compute_error(part, ends[0], integers, None) <= compute_error(part, ends[1], integers, None)
     if integers is S4:  # with 256 steps there is next to nothing to gain
-        assert error(weight, clipped, integers, axis) < 0.95 * error(weight, whole, integers, axis)
+        assert compute_error(weight, clipped, integers, axis) < 0.95 * compute_error(weight, whole, integers, axis)
 
 
 def test_find_clipped_scales_outlier_kept_if_important():

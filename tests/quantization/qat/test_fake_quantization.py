@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from seeded_tensors import randn
 
 from clika_ref.core.registry import load_registry
 from clika_ref.quantization.qat.fake_quantization import (
@@ -20,14 +21,14 @@ from clika_ref.quantization.qdq.qparams import INT32_BIAS_LIMIT, quantize_bias
 OPERATORS = load_registry().operators
 
 
-def numbers(*sides, seed=0):
-    return torch.randn(*sides, generator=torch.Generator().manual_seed(seed)) * 3
+def make_numbers(*sides, seed=0):
+    return randn(*sides, seed=seed) * 3
 
 
 @pytest.mark.parametrize(("dtype", "zero_point"), [(torch.int8, 0), (torch.int8, 17), (torch.uint8, 100)])
 def test_fake_quantize_matches_quantize_dequantize(dtype, zero_point):
     """Fake quantization equals quantize and dequantize to the last bit."""
-    x, scale, ends = numbers(64, 64), 0.031, torch.iinfo(dtype)
+    x, scale, ends = make_numbers(64, 64), 0.031, torch.iinfo(dtype)
     wanted = OPERATORS["dequantize"](OPERATORS["quantize"](x, scale, zero_point, dtype=dtype), scale, zero_point)
     own = apply_log_scale(torch.zeros(()), planned=float(torch.tensor(scale)))
     assert torch.equal(fake_quantize(x, own, zero_point=zero_point, low=ends.min, high=ends.max), wanted)
@@ -37,7 +38,7 @@ def test_fake_quantize_matches_quantize_dequantize(dtype, zero_point):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_fake_quantize_weight_matches_operators(axis):
     """Fake quantization of weights equals the operators, with moved weights too."""
-    x, scales = numbers(6, 6, 3), numbers(6, seed=1).abs() / 40
+    x, scales = make_numbers(6, 6, 3), make_numbers(6, seed=1).abs() / 40
     zeros = torch.zeros(6, dtype=torch.int8)
     steps = OPERATORS["quantize"](x, scales, zeros, axis=axis, quant_min=-127)
     wanted = OPERATORS["dequantize"](steps, scales, axis=axis)
@@ -50,7 +51,7 @@ def test_fake_quantize_weight_matches_operators(axis):
 @pytest.mark.parametrize("has_rows", [True, False])
 def test_fake_quantize_rows_scale_per_block(has_rows):
     """Rows have a scale for each block."""
-    rows, scales = numbers(4, 8), numbers(4, 2, seed=1).abs() / 4
+    rows, scales = make_numbers(4, 8), make_numbers(4, 2, seed=1).abs() / 4
     wide = scales.repeat_interleave(4, 1)
     wanted = (rows / wide).round().clamp(-8, 7) * wide
     given = rows if has_rows else rows.T
@@ -60,7 +61,7 @@ def test_fake_quantize_rows_scale_per_block(has_rows):
 
 def test_fake_quantize_bias_matches_int32():
     """Fake quantization of biases equals INT32, and passes gradients."""
-    bias, scales = numbers(64) * 1e3, numbers(64, seed=1).abs() / 1e4
+    bias, scales = make_numbers(64) * 1e3, make_numbers(64, seed=1).abs() / 1e4
     scales[:2] = 1e-8
     steps, own = quantize_bias(bias, 0.017, scales)
     wanted = OPERATORS["dequantize"](steps, own, axis=0)
@@ -72,8 +73,8 @@ def test_fake_quantize_bias_matches_int32():
     assert steps[:2].abs().tolist() == [INT32_BIAS_LIMIT] * 2, "what needs more bits keeps its sign"
 
 
-def gradients(x, scale, seed, **ends):
-    """Return those of the elements, and that of the scale which LSQ has: ours is divided by the square of the scale."""
+def compute_gradients(x, scale, seed, **ends):
+    """Return the gradients of the elements and of LSQ's scale: the gradient here, divided by the squared scale."""
     x, scale = x.clone().requires_grad_(), scale.clone().requires_grad_()
     fake_quantize(x, scale, **{"zero_point": 0, **ends}).backward(seed)
     return x.grad, scale.grad * scale.detach() ** 2
@@ -81,8 +82,8 @@ def gradients(x, scale, seed, **ends):
 
 def test_fake_quantize_gradients_match_lsq():
     """Gradients equal those of LSQ: Esser et al. (2020), equations 3 and 5."""
-    x, scale, seed = numbers(2, 500), torch.tensor(0.02), numbers(2, 500, seed=1)
-    found, of_scale = gradients(x, scale, seed, low=-128, high=127)
+    x, scale, seed = make_numbers(2, 500), torch.tensor(0.02), make_numbers(2, 500, seed=1)
+    found, of_scale = compute_gradients(x, scale, seed, low=-128, high=127)
     steps = (x / scale).double()
     inside = (steps > -128.5) & (steps < 127.5)  # elements that round to the min or max are not clipped, as in PyTorch
     assert torch.equal(found, seed * inside)
@@ -95,29 +96,29 @@ def test_fake_quantize_gradients_match_lsq():
 def test_fake_quantize_zero_point_shifts_clipping():
     """A zero point shifts the clipped range of the gradients."""
     x, seed = torch.tensor([[-1.0, -0.5, 0.0, 1.0, 1.5]]), torch.ones(1, 5)
-    found, _ = gradients(x, torch.tensor(0.01), seed, low=0, high=255, zero_point=100)
+    found, _ = compute_gradients(x, torch.tensor(0.01), seed, low=0, high=255, zero_point=100)
     assert found.tolist() == [[1, 1, 1, 1, 1]]
-    found, _ = gradients(x, torch.tensor(0.01), seed, low=0, high=255, zero_point=60)
+    found, _ = compute_gradients(x, torch.tensor(0.01), seed, low=0, high=255, zero_point=60)
     assert found.tolist() == [[0, 1, 1, 1, 1]]
 
 
 def test_fake_quantize_gradients_independent_of_int_type():
     """The integer type does not change the gradients."""
-    x, scale, seed = numbers(2, 500).relu(), torch.tensor(0.02), numbers(2, 500, seed=1)
-    _, signed = gradients(x, scale, seed, low=-128, high=127, zero_point=-128)
-    _, unsigned = gradients(x, scale, seed, low=0, high=255)
-    _, below = gradients(x, scale, seed, low=0, high=255, zero_point=255)
+    x, scale, seed = make_numbers(2, 500).relu(), torch.tensor(0.02), make_numbers(2, 500, seed=1)
+    _, signed = compute_gradients(x, scale, seed, low=-128, high=127, zero_point=-128)
+    _, unsigned = compute_gradients(x, scale, seed, low=0, high=255)
+    _, below = compute_gradients(x, scale, seed, low=0, high=255, zero_point=255)
     assert signed == unsigned != 0
     assert below.isfinite()
 
 
 def test_fake_quantize_weight_gradients_per_channel():
     """Each channel has the gradient that it would have alone."""
-    x, scales, seed = numbers(4, 50), torch.full((4,), 0.02), numbers(4, 50, seed=1)
+    x, scales, seed = make_numbers(4, 50), torch.full((4,), 0.02), make_numbers(4, 50, seed=1)
     scales.requires_grad_()
     fake_quantize_weight(x, scales, None, axis=0, low=-127, high=127).backward(seed)
     for row, found in enumerate(scales.grad * 0.02**2):
-        _, wanted = gradients(x[row : row + 1], torch.tensor(0.02), seed[row : row + 1], low=-127, high=127)
+        _, wanted = compute_gradients(x[row : row + 1], torch.tensor(0.02), seed[row : row + 1], low=-127, high=127)
         assert torch.allclose(found, wanted, rtol=1e-4)
 
 
@@ -131,7 +132,7 @@ def test_apply_log_scale_multiplies_planned_scale():
 
 
 class Literal(torch.autograd.Function):
-    """The listing of the paper's appendix: a number whose gradient is scaled."""
+    """The listing of the paper's appendix: a number with a scaled gradient."""
 
     @staticmethod
     def forward(ctx, step, share):
@@ -143,7 +144,7 @@ class Literal(torch.autograd.Function):
         return gradient * ctx.share, None
 
 
-def literal(x, step, low, high, share):
+def fake_quantize_literally(x, step, low, high, share):
     """Esser et al. (2020), appendix B."""
     step = Literal.apply(step, share)
     whole = (x / step).clamp(low, high)
@@ -153,14 +154,14 @@ def literal(x, step, low, high, share):
 @pytest.mark.parametrize("planned", [0.005, 0.02])
 def test_fake_quantize_sgd_moves_scale_as_lsq(planned):
     """SGD moves scales as in the LSQ paper."""
-    x, goal = numbers(8, 256), numbers(8, 256, seed=1)
+    x, goal = make_numbers(8, 256), make_numbers(8, 256, seed=1)
     log, step = torch.zeros((), requires_grad=True), torch.tensor(planned, requires_grad=True)
     optimizer = torch.optim.SGD([log, step], lr=planned**2 / 30, momentum=0.5)
     for _ in range(20):
         optimizer.zero_grad()
         ours = fake_quantize(x, apply_log_scale(log, planned=planned), zero_point=0, low=-128, high=127)
         ((ours - goal) ** 2).mean().backward()
-        ((literal(x, step, -128, 127, (256 * 127) ** -0.5) - goal) ** 2).mean().backward()
+        ((fake_quantize_literally(x, step, -128, 127, (256 * 127) ** -0.5) - goal) ** 2).mean().backward()
         optimizer.step()
     moved, wanted = planned * (math.exp(log.item()) - 1), step.item() - planned
     assert abs(wanted) > planned / 1000
@@ -169,10 +170,12 @@ def test_fake_quantize_sgd_moves_scale_as_lsq(planned):
 
 def test_fake_quantize_weight_tiny_channel_gradient_bounded():
     """Channels close to zero have bounded gradients."""
-    weight, logs = numbers(2, 64), torch.zeros(2, requires_grad=True)
+    weight, logs = make_numbers(2, 64), torch.zeros(2, requires_grad=True)
     weight[0] *= 1e-10
     scales = apply_log_scales(logs, weight.abs().amax(1) / 127)
-    (fake_quantize_weight(weight, scales, None, axis=0, low=-127, high=127) * numbers(2, 64, seed=1)).sum().backward()
+    (
+        fake_quantize_weight(weight, scales, None, axis=0, low=-127, high=127) * make_numbers(2, 64, seed=1)
+    ).sum().backward()
     assert abs(float(logs.grad[0])) < 1e-3 * abs(float(logs.grad[1])), "as if all were of one size"
 
 
@@ -186,7 +189,7 @@ def test_follow_norm_multiplier_ratio_or_one():
 
 def test_fake_quantize_bfloat16_rounds_like_float32():
     """BF16 activations are rounded as float32."""
-    x, scale = numbers(8, 64).bfloat16().requires_grad_(), torch.tensor(0.031, requires_grad=True)
+    x, scale = make_numbers(8, 64).bfloat16().requires_grad_(), torch.tensor(0.031, requires_grad=True)
     found = fake_quantize(x, scale, zero_point=0, low=-128, high=127)
     whole = fake_quantize(x.detach().float(), scale, zero_point=0, low=-128, high=127)
     assert torch.equal(found, whole.bfloat16())
@@ -200,7 +203,7 @@ def test_fake_quantize_bfloat16_rounds_like_float32():
 
 def test_fake_quantize_double_backward_raises():
     """Second derivatives raise an error."""
-    x, scale = numbers(8, 64).requires_grad_(), torch.tensor(0.031, requires_grad=True)
+    x, scale = make_numbers(8, 64).requires_grad_(), torch.tensor(0.031, requires_grad=True)
     held = fake_quantize(x, scale, zero_point=0, low=-128, high=127)
     (slope,) = torch.autograd.grad(held.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="trying to differentiate twice a function that was marked with @once_diff"):

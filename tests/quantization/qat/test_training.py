@@ -7,10 +7,13 @@ import onnx
 import pytest
 import torch
 import transformers
-from calibrated_nets import noise
+from adapted_nets import INT4
+from calibrated_nets import sqnr_in_decibels
 from clika_ref_cleanup import fold_constants
 from clika_ref_onnxruntime.target import OnnxRuntime
+from loaded_copies import load_copy
 from onnx import numpy_helper
+from seeded_tensors import draw_batches
 from torch import nn
 
 from clika_ref import (
@@ -26,16 +29,10 @@ from clika_ref.quantization.qat.learned_scales import LOG_SCALE_SCOPES
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
-FEW_BITS = QuantizationSettings(
-    weights_num_bits=4,
-    weights_only_quantization_block_size=[16],
-    prefer_weights_only_quantization=True,
-    quantization_sensitivity_threshold=1e9,
-)
 
 
 class Convolutions(nn.Module):
-    """Norms behind convolutions of all kinds, and before one; sums, pools and a weight that is computed."""
+    """Batch norm after convolutions of all types, and before one; sums, pools and a computed weight."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +51,7 @@ class Convolutions(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Attention with one weight for all of its inputs, a norm that takes factors up, and positions that are sliced."""
+    """Attention with one weight for all its inputs, a norm that SmoothQuant folds into, and sliced positions."""
 
     def __init__(self):
         super().__init__()
@@ -72,15 +69,14 @@ class Tokens(nn.Module):
         return x + self.back(nn.functional.scaled_dot_product_attention(q, k, v))
 
 
-SIDES = {Convolutions: (3, 12, 12), Tokens: (8, 32)}
+INPUT_SHAPES = {Convolutions: (3, 12, 12), Tokens: (8, 32)}
 
 
-def batches(kind, count=4, size=8, seed=0):
-    spread = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, *SIDES[kind], generator=spread) for _ in range(count)]
+def make_batches(kind, count=4, size=8, seed=0):
+    return draw_batches(count, size, *INPUT_SHAPES[kind], seed=seed)
 
 
-def made(kind):
+def build_net(kind):
     torch.manual_seed(0)
     model = kind().train()
     with torch.no_grad():
@@ -91,39 +87,43 @@ def made(kind):
         if kind is Uneven:
             model.norm.weight[0] *= 40
             model.two.weight[:, 0] /= 40
-        for x in batches(kind, 40, 16, seed=9):  # until statistics have settled
+        for x in make_batches(kind, 40, 16, seed=9):  # until statistics have settled
             model(x)
     return model.eval()
 
 
-def compiled(kind=Convolutions, settings=ALL, **options):
-    options = {"deployment_settings": HERE, "calibration_inputs": [*batches(kind), batches(kind, 1, 4)[0]], **options}
-    return clika_compile(made(kind), quantization_settings=settings, **options)
+def compile_net(kind=Convolutions, settings=ALL, **options):
+    options = {
+        "deployment_settings": HERE,
+        "calibration_inputs": [*make_batches(kind), make_batches(kind, 1, 4)[0]],
+        **options,
+    }
+    return clika_compile(build_net(kind), quantization_settings=settings, **options)
 
 
-CASES = [(Convolutions, ALL), (Tokens, ALL), (Tokens, FEW_BITS)]
+CASES = [(Convolutions, ALL), (Tokens, ALL), (Tokens, INT4)]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=["convolutions", "tokens", "few bits"])
+@pytest.fixture(scope="module", params=CASES, ids=["convolutions", "tokens", "int4"])
 def case(request):
     kind, settings = request.param
-    return kind, compiled(kind, settings)
+    return kind, compile_net(kind, settings)
 
 
-def trained(module, kind=Convolutions, steps=12, rate=3e-3):
+def train(module, kind=Convolutions, steps=12, rate=3e-3):
     """Train towards another output, so that weights and scales move."""
-    original = made(kind)
+    original = build_net(kind)
     optimizer = torch.optim.Adam(module.parameters(), lr=rate)
     module.train()
     for number in range(steps):
-        x = batches(kind, 1, seed=number)[0]
+        x = make_batches(kind, 1, seed=number)[0]
         optimizer.zero_grad()
         (module(x) - 1.1 * original(x).detach()).square().mean().backward()
         optimizer.step()
     return module
 
 
-def logs_of(module):
+def list_log_scales(module):
     return {name: p for name, p in module.named_parameters() if name.startswith(LOG_SCALE_SCOPES)}
 
 
@@ -133,7 +133,7 @@ def logs_of(module):
 def test_qat_train_mode_matches_eval_at_start(case):
     """Train mode starts from the outputs of eval mode."""
     kind, module = case
-    x, twin = batches(kind, 1, seed=5)[0], copy.deepcopy(module)
+    x, twin = make_batches(kind, 1, seed=5)[0], copy.deepcopy(module)
     integers = twin.eval()(x)
     found = twin.train()(x)
     assert (found - integers).abs().max() <= 1e-5 * integers.abs().max(), "issue 6: to 1e-5"
@@ -143,34 +143,34 @@ def test_qat_train_mode_matches_eval_at_start(case):
 def test_qat_gradients_close_to_original(case):
     """Every parameter gets nearly the gradient of the original."""
     kind, module = case
-    x, twin, original = batches(kind, 1, seed=5)[0], copy.deepcopy(module).train(), made(kind)
+    x, twin, original = make_batches(kind, 1, seed=5)[0], copy.deepcopy(module).train(), build_net(kind)
     if twin.clika_state.quantized.plan.packed_weights:
         original.load_state_dict({n: p for n, p in twin.state_dict().items() if n in original.state_dict()})
     twin(x).square().sum().backward()
     original(x).square().sum().backward()
     for name, parameter in original.named_parameters():
         found = twin.get_parameter(name).grad
-        assert noise(parameter.grad, found) > (3 if "clika" in name or kind is Tokens else 10), name
+        assert sqnr_in_decibels(parameter.grad, found) > (3 if "clika" in name or kind is Tokens else 10), name
 
 
 def test_qat_state_dict_has_original_keys_and_scales(case):
     """The state dict has the original's keys and the log scales, and these start at zero."""
     kind, module = case
-    added = module.state_dict().keys() - made(kind).state_dict().keys() - {"_extra_state"}
-    assert added == logs_of(module).keys()
-    assert not any(p.any() for p in logs_of(module).values()), "they are relative to those that were planned"
+    added = module.state_dict().keys() - build_net(kind).state_dict().keys() - {"_extra_state"}
+    assert added == list_log_scales(module).keys()
+    assert not any(p.any() for p in list_log_scales(module).values()), "they are relative to those that were planned"
 
 
 def test_qat_shared_qparams_learn_one_scale():
     """Activations with shared qparams learn one scale."""
-    x = batches(Convolutions, 1)[0]
+    x = make_batches(Convolutions, 1)[0]
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3), nn.Flatten())
     module = clika_compile(
         model.eval(), calibration_inputs=[x], quantization_settings=ALL, deployment_settings=HERE
     ).train()
     planned = module.clika_state.quantized.plan
     assert planned.scale_sources == {"max_pool2d": "relu"}
-    assert {name.rpartition(".")[2] for name in logs_of(module)} == {"input", "relu", "conv2d", "conv2d_1"}
+    assert {name.rpartition(".")[2] for name in list_log_scales(module)} == {"input", "relu", "conv2d", "conv2d_1"}
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     module(x).square().sum().backward()
     optimizer.step()
@@ -179,7 +179,7 @@ def test_qat_shared_qparams_learn_one_scale():
 
 
 class Joined(nn.Module):
-    """A parameter that is joined with what a layer made."""
+    """A parameter that is concatenated with the result of a layer."""
 
     def __init__(self):
         super().__init__()
@@ -192,7 +192,7 @@ class Joined(nn.Module):
 
 def test_qat_parameter_in_concat_quantized_and_trained():
     """A parameter in a concatenation is quantized and trained."""
-    data = batches(Convolutions)
+    data = make_batches(Convolutions)
     module = clika_compile(
         Joined().eval(), calibration_inputs=data, quantization_settings=ALL, deployment_settings=HERE
     )
@@ -221,8 +221,8 @@ def test_qat_equal_parameters_trained_separately():
 def test_train_float_module_matches_eval():
     """A float module trains as before, without scales."""
     kind = Convolutions
-    module, x = clika_compile(made(kind), tracing_inputs=batches(kind, 1)), batches(kind, 1)[0]
-    assert not logs_of(module)
+    module, x = clika_compile(build_net(kind), tracing_inputs=make_batches(kind, 1)), make_batches(kind, 1)[0]
+    assert not list_log_scales(module)
     assert torch.equal(module.train()(x), module.eval()(x))
     module.train()(x).sum().backward()
     assert all(p.grad is not None for p in module.parameters())
@@ -234,14 +234,14 @@ def test_train_float_module_matches_eval():
 def test_qat_eval_and_artifact_match_trained_module(case, tmp_path):
     """After training, eval mode and the artifact match train mode."""
     kind, module = case
-    twin, x = trained(copy.deepcopy(module), kind), batches(kind, 1, seed=5)[0]
+    twin, x = train(copy.deepcopy(module), kind), make_batches(kind, 1, seed=5)[0]
     found = twin(x)
-    assert all(p.any() for p in logs_of(twin).values()), "each scale has moved"
+    assert all(p.any() for p in list_log_scales(twin).values()), "each scale has moved"
     integers = twin.eval()(x)
     assert (found - integers).abs().max() <= 1e-5 * integers.abs().max()
     artifact = twin.clika_export(tmp_path / "trained.onnx")
     (exported,) = OnnxRuntime().load(artifact)([x])
-    assert noise(integers, exported) > 30
+    assert sqnr_in_decibels(integers, exported) > 30
     if kind is Convolutions:
         planned, learned = twin.clika_state.quantized.plan.activations, learned_quantization(twin).plan.activations
         constants = {i.name: numpy_helper.to_array(i) for i in onnx.load(artifact.path).graph.initializer}
@@ -252,7 +252,7 @@ def test_qat_eval_and_artifact_match_trained_module(case, tmp_path):
 
 def test_clika_export_in_train_mode_uses_learned_scales(tmp_path):
     """An export in train mode uses the learned scales and does not warn."""
-    module = trained(compiled(logs_dir=tmp_path))
+    module = train(compile_net(logs_dir=tmp_path))
     module.clika_export(tmp_path / "one.onnx")
     assert module.training
     module.eval().clika_export(tmp_path / "two.onnx")
@@ -263,22 +263,24 @@ def test_clika_export_in_train_mode_uses_learned_scales(tmp_path):
 def test_qat_copies_keep_learned_scales(case):
     """Copies, pickles and state dicts keep the learned scales."""
     kind, module = case
-    twin, x = trained(copy.deepcopy(module), kind).eval(), batches(kind, 1)[0]
+    twin, x = train(copy.deepcopy(module), kind).eval(), make_batches(kind, 1)[0]
     loaded, beside = ClikaModule(), copy.deepcopy(module)
-    logs_of(twin)[next(iter(logs_of(twin)))].requires_grad_(requires_grad=False)
+    list_log_scales(twin)[next(iter(list_log_scales(twin)))].requires_grad_(requires_grad=False)
     loaded.load_state_dict(twin.state_dict())
     beside.load_state_dict(twin.state_dict())
     pickled = pickle.loads(pickle.dumps(twin))  # noqa: S301 - our own bytes
     for other in (copy.deepcopy(twin), pickled, loaded.eval(), beside.eval()):
         assert torch.equal(other(x), twin(x))
         assert torch.allclose(other.train()(x), twin(x), atol=1e-5)
-    assert [p.requires_grad for p in logs_of(loaded).values()] == [p.requires_grad for p in logs_of(twin).values()]
+    assert [p.requires_grad for p in list_log_scales(loaded).values()] == [
+        p.requires_grad for p in list_log_scales(twin).values()
+    ]
 
 
 def test_qat_new_quantization_resets_learned_scales():
     """A new quantization resets the learned scales and keeps their parameters."""
-    module = trained(compiled())
-    held = logs_of(module)
+    module = train(compile_net())
+    held = list_log_scales(module)
     before = learned_quantization(module).plan.weights
     module.clika_initialize_algorithms(ALL)
     assert all(module.get_parameter(name) is p and not p.any() for name, p in held.items())
@@ -286,14 +288,14 @@ def test_qat_new_quantization_resets_learned_scales():
         not torch.equal(module.clika_state.quantized.plan.weights[name], scales) for name, scales in before.items()
     )
     set_quantization(module, None, None)
-    assert not logs_of(module)
+    assert not list_log_scales(module)
 
 
 def test_qat_eval_sees_scale_written_to_data():
     """`eval` sees scales that are written to `.data`."""
-    module, x = compiled().eval(), batches(Convolutions, 1)[0]
+    module, x = compile_net().eval(), make_batches(Convolutions, 1)[0]
     before = module(x)
-    for log in logs_of(module).values():
+    for log in list_log_scales(module).values():
         log.data.add_(0.5)
     assert not torch.equal(module.eval()(x), before)
 
@@ -301,32 +303,32 @@ def test_qat_eval_sees_scale_written_to_data():
 # Batch norm
 
 
-def statistics_of(module):
+def copy_statistics(module):
     return {name: b.clone() for name, b in module.named_buffers() if "running" in name}
 
 
 def test_qat_frozen_norms_keep_statistics_live_update():
     """Frozen batch norm keeps its statistics; live batch norm updates them."""
-    frozen, live = compiled(), compiled(batch_norm="live")
-    before = statistics_of(frozen)
-    assert all(torch.equal(b, before[name]) for name, b in statistics_of(trained(frozen)).items())
-    assert not any(torch.equal(b, before[name]) for name, b in statistics_of(trained(live)).items())
+    frozen, live = compile_net(), compile_net(batch_norm="live")
+    before = copy_statistics(frozen)
+    assert all(torch.equal(b, before[name]) for name, b in copy_statistics(train(frozen)).items())
+    assert not any(torch.equal(b, before[name]) for name, b in copy_statistics(train(live)).items())
 
 
 def test_qat_live_norms_match_original(tmp_path):
     """Live batch norm computes and learns as the original."""
-    module, original = compiled(batch_norm="live").train(), made(Convolutions).train()
-    for x in batches(Convolutions, 12, 16, seed=3):
+    module, original = compile_net(batch_norm="live").train(), build_net(Convolutions).train()
+    for x in make_batches(Convolutions, 12, 16, seed=3):
         module(x)
         wanted = original(x)
-    assert noise(wanted, module(x)) > 20
-    found, learned = statistics_of(module), statistics_of(original)
+    assert sqnr_in_decibels(wanted, module(x)) > 20
+    found, learned = copy_statistics(module), copy_statistics(original)
     for name in [name for name in found if name.endswith("mean")]:  # a mean near 0 says nothing without its variance
         pair = name, name.replace("mean", "var")
-        assert noise(*(torch.cat([of[n] for n in pair]) for of in (learned, found))) > 30, name
-    assert noise(original.eval()(x), module.eval()(x)) > 20
-    artifact = trained(module).eval().clika_export(tmp_path / "live.onnx")
-    assert noise(module(x), OnnxRuntime().load(artifact)([x])[0]) > 30
+        assert sqnr_in_decibels(*(torch.cat([of[n] for n in pair]) for of in (learned, found))) > 30, name
+    assert sqnr_in_decibels(original.eval()(x), module.eval()(x)) > 20
+    artifact = train(module).eval().clika_export(tmp_path / "live.onnx")
+    assert sqnr_in_decibels(module(x), OnnxRuntime().load(artifact)([x])[0]) > 30
 
 
 class Unrounded:
@@ -349,7 +351,7 @@ class Uneven(nn.Module):
         return self.last(self.two(torch.relu(self.norm(self.one(x)))))
 
 
-SIDES[Uneven] = SIDES[Convolutions]
+INPUT_SHAPES[Uneven] = INPUT_SHAPES[Convolutions]
 
 
 @pytest.mark.parametrize("norms", ["frozen", "live"])
@@ -358,35 +360,36 @@ def test_qat_without_rounding_matches_original(monkeypatch, kind, norms):
     """Without rounding, outputs and gradients equal those of the original."""
     monkeypatch.setattr(fake_quantization, "_FakeQuantize", Unrounded)
     monkeypatch.setattr(fake_quantization, "_FakeQuantizeBias", Unrounded)
-    module = compiled(kind, batch_norm=norms, bias_correction="off").train()
-    original, x = made(kind), batches(kind, 1)[0]
+    module = compile_net(kind, batch_norm=norms, bias_correction="off").train()
+    original, x = build_net(kind), make_batches(kind, 1)[0]
     assert bool(module.clika_state.quantized.plan.smoothing) is (kind is Uneven)
     original.train(norms == "live")
     for model in (module, original):
         model(x).square().sum().backward()
-    assert noise(original(x), module(x)) > 60
+    assert sqnr_in_decibels(original(x), module(x)) > 60
     for name, parameter in original.named_parameters():
         found = module.get_parameter(name).grad
-        assert noise(parameter.grad, found) > 40 or max(parameter.grad.norm(), found.norm()) < 1e-3, name  # at kinks
+        assert sqnr_in_decibels(parameter.grad, found) > 40 or max(parameter.grad.norm(), found.norm()) < 1e-3, (
+            name
+        )  # at kinks
 
 
 def test_qat_scales_follow_live_norm(tmp_path):
     """Scales follow changed statistics of a live batch norm, also after loading."""
-    module = compiled(batch_norm="live").train()
-    loaded = ClikaModule()
-    loaded.load_state_dict(module.state_dict())
+    module = compile_net(batch_norm="live").train()
+    loaded = load_copy(module)
     for twin in (module, loaded):
-        before = integers_in(twin.eval().clika_export(tmp_path / "before.onnx"))
+        before = read_int8_weights(twin.eval().clika_export(tmp_path / "before.onnx"))
         with torch.no_grad():
             twin.get_buffer("stem.1.running_var").mul_(0.04)
             twin.get_parameter("wide.1.weight").mul_(3)
-        after = integers_in(twin.eval().clika_export(tmp_path / "after.onnx"))
+        after = read_int8_weights(twin.eval().clika_export(tmp_path / "after.onnx"))
         assert before.keys() == after.keys()
         assert all((before[name].astype("int") - after[name]).__abs__().max() <= 1 for name in before), "cut off"
         assert twin.train().clika_state.options.batch_norm == "live"
 
 
-def integers_in(artifact):
+def read_int8_weights(artifact):
     found = onnx.load(artifact.path).graph.initializer
     return {i.name: numpy_helper.to_array(i) for i in found if i.data_type == onnx.TensorProto.INT8 and len(i.dims) > 1}
 
@@ -394,7 +397,7 @@ def integers_in(artifact):
 def test_batch_norm_option_invalid_raises():
     """An invalid option for batch norm raises an error."""
     with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'. Choose one of 'frozen', 'live'"):
-        compiled(batch_norm="thawed")
+        compile_net(batch_norm="thawed")
 
 
 # In whose loops it fits
@@ -406,7 +409,7 @@ def test_batch_norm_option_invalid_raises():
 def test_torch_compile_quantized_single_graph_in_both_modes(kind, norms):
     """`torch.compile` traces the module as one graph, in both modes."""
     torch._dynamo.reset()  # which counts how often it compiled a function for any module
-    module, x = compiled(kind, batch_norm=norms), batches(kind, 1)[0]
+    module, x = compile_net(kind, batch_norm=norms), make_batches(kind, 1)[0]
     for training in (True, False):
         module.train(training)
         expected = copy.deepcopy(module)(x)
@@ -420,11 +423,11 @@ def test_torch_compile_quantized_single_graph_in_both_modes(kind, norms):
 def test_qat_autocast_close_to_float32_and_trains(case):
     """Under autocast, outputs stay close to float32, and all gradients are finite."""
     kind, module = case
-    twin, x = copy.deepcopy(module).train(), batches(kind, 1)[0]
+    twin, x = copy.deepcopy(module).train(), make_batches(kind, 1)[0]
     expected = twin(x)
     with torch.autocast("cpu", torch.bfloat16):
         found = twin(x)
-    assert noise(expected, found.float()) > 20
+    assert sqnr_in_decibels(expected, found.float()) > 20
     found.float().square().sum().backward()
     assert all(p.grad is not None and p.grad.dtype == p.dtype and p.grad.isfinite().all() for p in twin.parameters())
 
@@ -432,18 +435,18 @@ def test_qat_autocast_close_to_float32_and_trains(case):
 def test_qat_accumulated_gradients_match_whole_batch(case):
     """Accumulated gradients equal those of the whole batch."""
     kind, module = case
-    (x,) = batches(kind, 1)
+    (x,) = make_batches(kind, 1)
     whole, parts = (copy.deepcopy(module).train() for _ in range(2))
     whole(x).square().sum().backward()
     for part in x.chunk(2):
         parts(part).square().sum().backward()
     for (name, one), other in zip(whole.named_parameters(), parts.parameters(), strict=True):
-        assert noise(one.grad, other.grad) > 60, name
+        assert sqnr_in_decibels(one.grad, other.grad) > 60, name
 
 
 def test_qat_optimizers_and_schedulers_train_scales():
     """Optimizers, schedulers and gradient clipping train the scales."""
-    module, x = compiled().train(), batches(Convolutions, 1)[0]
+    module, x = compile_net().train(), make_batches(Convolutions, 1)[0]
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     losses = []
@@ -456,7 +459,7 @@ def test_qat_optimizers_and_schedulers_train_scales():
         scheduler.step()
         losses.append(float(loss.detach()))
     assert losses == sorted(losses, reverse=True)
-    assert all(0 < float(p.detach().abs().max()) < 0.02 for p in logs_of(module).values()), (
+    assert all(0 < float(p.detach().abs().max()) < 0.02 for p in list_log_scales(module).values()), (
         "a share of what was planned"
     )
 
@@ -467,7 +470,7 @@ def test_qat_optimizers_and_schedulers_train_scales():
 @pytest.mark.parametrize(("number", "found"), [(float("nan"), "nan"), (float("inf"), "inf"), (-200.0, "0.0")])
 def test_qat_diverged_scales_named_by_eval_and_export(number, found, tmp_path):
     """Diverged scales are named by `eval` and by an export."""
-    module = compiled().train()
+    module = compile_net().train()
     with torch.no_grad():
         module.get_parameter("clika.log_scales.relu").fill_(number)
         module.get_parameter("clika.log_weight_scales.conv2d")[1] = number
@@ -484,7 +487,7 @@ def test_qat_diverged_scales_named_by_eval_and_export(number, found, tmp_path):
 
 def test_qat_nan_weights_named_by_eval():
     """Weights with NaN are named by `eval`."""
-    module = compiled().train()
+    module = compile_net().train()
     with torch.no_grad():
         module.get_parameter("last.weight")[0] = float("nan")
     with pytest.raises(ModelError, match=r"NaN in 'last.weight'. Fix these weights"):
@@ -493,7 +496,7 @@ def test_qat_nan_weights_named_by_eval():
 
 def test_qat_untraceable_parameter_named(monkeypatch):
     """A parameter that a pass does not trace is named, unless it is frozen."""
-    module = compiled().eval()
+    module = compile_net().eval()
     monkeypatch.setattr(fold_constants._Folding, "states", False)
     monkeypatch.setattr(fold_constants._Folding, "_data", lambda self, value: self.known[value])
     said = r"'scale', 'head.weight' would not be trained: a pass computes with it without a .*requires_grad_"
@@ -506,10 +509,10 @@ def test_qat_untraceable_parameter_named(monkeypatch):
 
 def test_qat_frozen_parameters_unchanged():
     """Frozen parameters stay unchanged."""
-    module = compiled()
+    module = compile_net()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_("last" in name)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    trained(module)
+    train(module)
     changed = {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {name for name in before if "last" in name}

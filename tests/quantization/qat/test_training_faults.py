@@ -6,10 +6,12 @@ import pickle
 
 import pytest
 import torch
+from convolution_nets import ConvNormHead
+from loaded_copies import load_copy
+from seeded_tensors import randn
 from torch import nn
 
 from clika_ref import (
-    ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     ModelError,
     QuantizationSettings,
@@ -20,32 +22,21 @@ HERE = DeploymentSettings_ONNXRuntime_ONNX()
 ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
 
 
-class Small(nn.Module):
-    """A convolution with a norm, and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Linear(8, 5)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+def make_data(size=8, seed=0):
+    return randn(size, 3, 8, 8, seed=seed)
 
 
-def data(size=8, seed=0):
-    return torch.randn(size, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
-
-
-def made():
+def build_net():
     torch.manual_seed(0)
-    model = Small().train()
+    model = ConvNormHead(5, bias=False).train()
     for seed in range(20):
-        model(data(seed=seed))
+        model(make_data(seed=seed))
     return model.eval()
 
 
-def compiled(model=None, **options):
+def compile_net(model=None, **options):
     options = {"deployment_settings": HERE, "quantization_settings": ALL, **options}
-    return clika_compile(model or made(), calibration_inputs=[data(), data(4)], **options)
+    return clika_compile(model or build_net(), calibration_inputs=[make_data(), make_data(4)], **options)
 
 
 # Scales
@@ -53,16 +44,16 @@ def compiled(model=None, **options):
 
 def test_qat_nan_loss_step_names_scales_and_layers():
     """After a step with a NaN loss, the error names the scales and layers."""
-    module = compiled().train()
+    module = compile_net().train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    (module(data()).sum() * math.nan).backward()
+    (module(make_data()).sum() * math.nan).backward()
     optimizer.step()
     assert module.get_parameter("conv.weight").isnan().any(), "weights are spoiled as well"
     said = (
         r"the scale of the activation '\w+' is nan, .*that of the weight of 'conv2d' is nan.*: training has diverged. "
         r"Load an earlier state dict,"
     )
-    for call in (lambda: module(data()), module.eval):
+    for call in (lambda: module(make_data()), module.eval):
         with pytest.raises(ModelError, match=said):
             call()
     assert module.training, "no mode is entered in which nothing can be computed"
@@ -74,7 +65,7 @@ def test_qat_nan_loss_step_names_scales_and_layers():
 @pytest.mark.parametrize(("number", "found"), [(-200.0, "0.0"), (100.0, "inf")])
 def test_qat_scale_out_of_range_named_before_nan(number, found):
     """A scale of zero or infinity is named before it causes NaN."""
-    module = compiled().train()
+    module = compile_net().train()
     before = copy.deepcopy(module.state_dict())
     with torch.no_grad():
         module.get_parameter("clika.log_weight_scales.conv2d")[1] = number
@@ -82,15 +73,15 @@ def test_qat_scale_out_of_range_named_before_nan(number, found):
         ModelError,
         match=rf"the scale of the weight of 'conv2d' is {found}: training has diverged. Load an earlier state dict,",
     ):
-        module(data())
+        module(make_data())
     module.load_state_dict(before)
-    assert module(data()).isfinite().all()
+    assert module(make_data()).isfinite().all()
 
 
 def test_clika_export_diverged_float_module_warns(tmp_path, capsys):
     """An export of a diverged float module warns."""
-    module = compiled(quantization_settings=None)
-    (module.train()(data()).sum() * math.nan).backward()
+    module = compile_net(quantization_settings=None)
+    (module.train()(make_data()).sum() * math.nan).backward()
     torch.optim.SGD(module.parameters(), lr=0.1).step()
     capsys.readouterr()
     module.eval().clika_export(tmp_path / "net.onnx")
@@ -106,24 +97,24 @@ def test_clika_export_diverged_float_module_warns(tmp_path, capsys):
 
 def test_quantized_forward_follows_assigned_data():
     """INT8 weights follow tensors that are assigned to `.data`."""
-    module = compiled().eval()
-    before = module(data())
+    module = compile_net().eval()
+    before = module(make_data())
     kept = [p.detach().clone() for p in module.parameters()]
     head = module.get_parameter("head.weight")
     torch.nn.utils.vector_to_parameters(head.detach().flatten() * 2, [head])
-    assert not torch.allclose(module(data()), before, atol=0.01)
+    assert not torch.allclose(module(make_data()), before, atol=0.01)
     for parameter, old in zip(module.parameters(), kept, strict=True):
         parameter.data = old
-    assert torch.equal(module(data()), before)
+    assert torch.equal(module(make_data()), before)
 
 
 @pytest.mark.parametrize("settings", [ALL, None])
 def test_forward_replaced_weight_named_with_remedy(settings):
     """A replaced parameter is named, with the remedy."""
-    module = compiled(quantization_settings=settings).eval()
+    module = compile_net(quantization_settings=settings).eval()
     nn.utils.parametrizations.weight_norm(module.get_submodule("head"), "weight")
     said = "no longer has 'head.weight', .*: a parametrization or torch.nn.utils.prune may have replaced it"
-    for call in (lambda: module(data()), module.clika_serialize, lambda: module.clika_export("net.onnx")):
+    for call in (lambda: module(make_data()), module.clika_serialize, lambda: module.clika_export("net.onnx")):
         with pytest.raises(ModelError, match=said):
             call()
 
@@ -134,21 +125,20 @@ def test_forward_replaced_weight_named_with_remedy(settings):
 def test_live_norms_of_float_module_match_original(tmp_path):
     """Live batch norm of a float module equals the original."""
     options = {"quantization_settings": None, "deployment_settings": None, "batch_norm": "live"}
-    module, original = compiled(**options).train(), made().train()
+    module, original = compile_net(**options).train(), build_net().train()
     pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
-    loaded = ClikaModule()
-    loaded.load_state_dict(module.state_dict())
+    loaded = load_copy(module)
     for twin in (module, pickled, loaded.train()):
         fresh = copy.deepcopy(original)
         for seed in (30, 31):
-            found, wanted = twin(data(seed=seed)), fresh(data(seed=seed))
+            found, wanted = twin(make_data(seed=seed)), fresh(make_data(seed=seed))
             assert torch.allclose(found, wanted, atol=1e-5)
         found.square().sum().backward()
         wanted.square().sum().backward()
         for name, parameter in fresh.named_parameters():
             assert torch.allclose(twin.get_parameter(name).grad, parameter.grad, atol=1e-4), name
         assert torch.allclose(twin.get_buffer("norm.running_var"), fresh.norm.running_var)
-        assert torch.allclose(twin.eval()(data()), fresh.eval()(data()), atol=1e-5)
+        assert torch.allclose(twin.eval()(make_data()), fresh.eval()(make_data()), atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [ALL, None], ids=["integers", "float"])
@@ -172,36 +162,35 @@ def test_live_norm_single_value_per_channel_raises(settings):
     assert torch.equal(module.get_buffer("1.running_var"), before)
 
 
-def steps(module, count):
+def train_steps(module, count):
     optimizer = torch.optim.AdamW(module.train().parameters(), lr=3e-3)
     for seed in range(count):
         optimizer.zero_grad()
-        module(data(seed=seed)).square().sum().backward()
+        module(make_data(seed=seed)).square().sum().backward()
         optimizer.step()
 
 
 def test_clika_set_batch_norm_freezes_and_unfreezes():
     """Batch norm can be frozen and made live again, with the same INT8 outputs."""
-    module = compiled(batch_norm="live")
-    steps(module, 8)
-    learned, statistics = module.eval()(data()), module.get_buffer("norm.running_mean").clone()
+    module = compile_net(batch_norm="live")
+    train_steps(module, 8)
+    learned, statistics = module.eval()(make_data()), module.get_buffer("norm.running_mean").clone()
     module.train().clika_set_batch_norm("frozen")
-    assert torch.allclose(module(data()), learned, atol=1e-5)
-    assert torch.equal(module.eval()(data()), learned)
-    steps(module, 4)
+    assert torch.allclose(module(make_data()), learned, atol=1e-5)
+    assert torch.equal(module.eval()(make_data()), learned)
+    train_steps(module, 4)
     assert torch.equal(module.get_buffer("norm.running_mean"), statistics)
-    loaded = ClikaModule()
-    loaded.load_state_dict(module.state_dict())
+    loaded = load_copy(module)
     for twin in (module, copy.deepcopy(module), loaded):
-        assert torch.allclose(twin.train()(data()), twin.eval()(data()), atol=1e-5)
+        assert torch.allclose(twin.train()(make_data()), twin.eval()(make_data()), atol=1e-5)
     module.clika_set_batch_norm("live")
-    steps(module, 1)
+    train_steps(module, 1)
     assert not torch.equal(module.get_buffer("norm.running_mean"), statistics)
 
 
 def test_clika_set_batch_norm_invalid_value_raises():
     """An invalid value raises an error and changes nothing."""
-    module = compiled().train()
+    module = compile_net().train()
     with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'. Choose one of 'frozen', 'live'"):
         module.clika_set_batch_norm("thawed")
     assert module.clika_state.training_executor is not None
@@ -210,32 +199,31 @@ def test_clika_set_batch_norm_invalid_value_raises():
 # torch.compile
 
 
-def traced_whole(module):
+def compile_full_graph(module):
     torch._dynamo.reset()
-    return torch.compile(module, fullgraph=True, backend="aot_eager")(data())
+    return torch.compile(module, fullgraph=True, backend="aot_eager")(make_data())
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 def test_torch_compile_copies_traced_whole_in_training():
     """Copies and loaded modules are traced as one graph in train mode."""
-    module = compiled().train()
-    expected = module(data())
-    loaded = ClikaModule()
-    loaded.load_state_dict(module.state_dict())
+    module = compile_net().train()
+    expected = module(make_data())
+    loaded = load_copy(module)
     loaded.train().load_state_dict(module.state_dict())
     pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
     for twin in (copy.deepcopy(module), pickled, loaded):
-        assert torch.allclose(traced_whole(twin), expected, atol=1e-5)
+        assert torch.allclose(compile_full_graph(twin), expected, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 def test_torch_compile_eval_without_graph_breaks():
     """A quantized module in eval mode has no graph breaks."""
     torch._dynamo.reset()
-    module = compiled().eval()
-    expected = module(data())
+    module = compile_net().eval()
+    expected = module(make_data())
     torch._dynamo.utils.counters.clear()
-    found = torch.compile(module, backend="aot_eager")(data())
+    found = torch.compile(module, backend="aot_eager")(make_data())
     assert torch.allclose(found, expected, atol=1e-5)
     assert not torch._dynamo.utils.counters["graph_break"]
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from seeded_tensors import randn
 from torch import nn
 
 from clika_ref import clika_compile
@@ -19,12 +20,12 @@ WITH_BIAS = QuantizationScheme(
 )
 
 
-def graph_of(module, *inputs):
+def trace_graph(module, *inputs):
     torch.manual_seed(0)
     return clika_compile(module, tracing_inputs=inputs).graph.clone()
 
 
-def rounded(x, scale, zero=0.0, low=0, high=255):
+def fake_quantize(x, scale, zero=0.0, low=0, high=255):
     return ((x / scale).round().add(zero).clamp(low, high) - zero) * scale
 
 
@@ -41,15 +42,15 @@ def test_quantize_graph_layers_compute_on_quantized_values(scheme, sides, is_dyn
     """Layers compute on quantized inputs, weights and, where the target supports it, biases."""
     torch.manual_seed(0)
     module, x = nn.Linear(4, 3), torch.randn(5, 4)[(None,) * (sides - 2)]
-    graph = graph_of(module, x, *[x.repeat_interleave(2, -2)] * is_dynamic)
+    graph = trace_graph(module, x, *[x.repeat_interleave(2, -2)] * is_dynamic)
     (node,) = graph.nodes
     scales = torch.tensor([0.01, 0.02, 0.004])
     plan = Plan(scheme, {graph.inputs[0].name: QParams(0.02, 128)}, {node.name: scales})
     quantize_graph(graph, plan, OPERATORS)
     (found,), _ = interpret(graph, [x])
-    weight = rounded(module.weight, scales[:, None], low=-127, high=127)
-    bias = rounded(module.bias, 0.02 * scales, low=-(2**31), high=2**31) if is_integer else module.bias
-    torch.testing.assert_close(found, nn.functional.linear(rounded(x, 0.02, 128), weight, bias))
+    weight = fake_quantize(module.weight, scales[:, None], low=-127, high=127)
+    bias = fake_quantize(module.bias, 0.02 * scales, low=-(2**31), high=2**31) if is_integer else module.bias
+    torch.testing.assert_close(found, nn.functional.linear(fake_quantize(x, 0.02, 128), weight, bias))
     stored = [v.data.dtype for name, v in graph.constants.items() if name.endswith("_integers")]
     assert stored == ([torch.int8, torch.int32] if is_integer else [torch.int8])
 
@@ -62,19 +63,19 @@ class Shared(nn.Module):
 
 def test_quantize_graph_all_readers_use_quantized_value():
     """All readers of an activation, also outputs, use its quantized value."""
-    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
-    graph = graph_of(Shared(), x)
+    x = randn(5, 4)
+    graph = trace_graph(Shared(), x)
     relu = next(node for node in graph.nodes if node.op_type == "relu")
     quantize_graph(graph, Plan(SCHEME, {relu.name: QParams(0.05, 0)}), OPERATORS)
     (first, second), _ = interpret(graph, [x])
-    assert torch.equal(first, rounded(x.relu(), 0.05))
+    assert torch.equal(first, fake_quantize(x.relu(), 0.05))
     assert torch.equal(second, first + x)
     assert [node.op_type for node in graph.nodes] == ["relu", "quantize", "dequantize", "add"]
 
 
 def test_quantize_graph_empty_plan_keeps_graph():
     """An empty plan keeps the graph."""
-    graph = graph_of(Shared(), torch.ones(2, 2))
+    graph = trace_graph(Shared(), torch.ones(2, 2))
     before = str(graph)
     quantize_graph(graph, Plan(SCHEME), OPERATORS)
     assert str(graph) == before

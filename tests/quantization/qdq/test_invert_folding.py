@@ -14,39 +14,45 @@ from clika_ref.quantization.qdq.invert_folding import find_inverse_steps
 from clika_ref.quantization.qdq.norm_folding import fold_weight
 
 
-def constant(*sides, seed=0, low=0.5):
+def make_constant(*sides, seed=0, low=0.5):
     data = torch.rand(*sides, generator=torch.Generator().manual_seed(seed)) + low
     return make_source_constant(data, f"constant_{seed}")
 
 
-def made(function, *sources, **arguments):
+def make_deferred_value(function, *sources, **arguments):
     formula = DeferredConstant(function, sources, tuple(arguments.items()))
     data = formula()
     return Value(TensorType(data.dtype, tuple(data.shape)), "made", data=formula)
 
 
-def norm(channels):
-    return constant(channels, seed=1), constant(channels, seed=2)
+def make_norm(channels):
+    return make_constant(channels, seed=1), make_constant(channels, seed=2)
 
 
-WEIGHT, COLUMNS, GROUPED = constant(8, 4, 3, 3), constant(6, 4), constant(8, 2, 3, 3)
+WEIGHT, COLUMNS, GROUPED = make_constant(8, 4, 3, 3), make_constant(6, 4), make_constant(8, 2, 3, 3)
 FORMULAS = {
     "nothing": WEIGHT,
-    "a norm": made(fold_weight, WEIGHT, *norm(8), eps=1e-5, groups=None),
-    "a norm without a weight": made(fold_weight, WEIGHT, None, norm(8)[1], eps=1e-5, groups=None),
-    "a norm behind a transposed convolution": made(fold_weight, WEIGHT, *norm(8), eps=1e-5, groups=2),
-    "factors of what is read": made(scale_input_channels, WEIGHT, constant(4, seed=3), groups=1),
-    "factors of what is read in groups": made(scale_input_channels, GROUPED, constant(8, seed=3), groups=4),
-    "factors of what is made": made(scale_along_dim, WEIGHT, constant(8, seed=3), axis=0),
-    "factors along another side": made(scale_along_dim, WEIGHT, constant(4, seed=3), axis=1),
-    "columns": made(transpose_weight, COLUMNS),
-    "another order": made(reshape_and_permute, WEIGHT, shape=(8, 4, 3, 3), dims=(2, 3, 1, 0)),
-    "another shape": made(reshape_and_permute, COLUMNS, shape=(1, 6, 4), dims=(2, 0, 1)),
-    "an operator that moves": made(OPERATORS["permute"], COLUMNS, dims=(1, 0)),
-    "several": made(
+    "a norm": make_deferred_value(fold_weight, WEIGHT, *make_norm(8), eps=1e-5, groups=None),
+    "a norm without a weight": make_deferred_value(fold_weight, WEIGHT, None, make_norm(8)[1], eps=1e-5, groups=None),
+    "a norm after a transposed convolution": make_deferred_value(
+        fold_weight, WEIGHT, *make_norm(8), eps=1e-5, groups=2
+    ),
+    "factors of what is read": make_deferred_value(scale_input_channels, WEIGHT, make_constant(4, seed=3), groups=1),
+    "factors of what is read in groups": make_deferred_value(
+        scale_input_channels, GROUPED, make_constant(8, seed=3), groups=4
+    ),
+    "factors of what is made": make_deferred_value(scale_along_dim, WEIGHT, make_constant(8, seed=3), axis=0),
+    "factors along another side": make_deferred_value(scale_along_dim, WEIGHT, make_constant(4, seed=3), axis=1),
+    "columns": make_deferred_value(transpose_weight, COLUMNS),
+    "another order": make_deferred_value(reshape_and_permute, WEIGHT, shape=(8, 4, 3, 3), dims=(2, 3, 1, 0)),
+    "another shape": make_deferred_value(reshape_and_permute, COLUMNS, shape=(1, 6, 4), dims=(2, 0, 1)),
+    "an operator that moves": make_deferred_value(OPERATORS["permute"], COLUMNS, dims=(1, 0)),
+    "several": make_deferred_value(
         scale_input_channels,
-        made(transpose_weight, made(scale_along_dim, COLUMNS, constant(4, seed=3), axis=1)),
-        constant(6, seed=4),
+        make_deferred_value(
+            transpose_weight, make_deferred_value(scale_along_dim, COLUMNS, make_constant(4, seed=3), axis=1)
+        ),
+        make_constant(6, seed=4),
         groups=1,
     ),
 }
@@ -63,18 +69,22 @@ def test_find_inverse_steps_restores_parameter(value):
     torch.testing.assert_close(found, parameter.data, rtol=1e-6, atol=0)  # one rounding for each step
 
 
-def with_zero(x):
+def set_zero(x):
     x.data[1] = 0
     return x
 
 
 NO_WAY = {
-    "a product of two parameters": made(OPERATORS["mul"], COLUMNS, constant(6, 1, seed=1)),
-    "a function that nobody knows": made(torch.square, COLUMNS),
-    "a part": made(OPERATORS["slice"], COLUMNS, dim=0, start=0, end=3, step=1),
-    "the reverse": made(OPERATORS["flip"], COLUMNS, dims=(0,)),
-    "a norm that multiplies by 0": made(fold_weight, WEIGHT, with_zero(norm(8)[0]), norm(8)[1], eps=1e-5, groups=None),
-    "a mask over numbers": made(OPERATORS["mul"], COLUMNS, make_source_constant(COLUMNS.data > 1, "mask")),
+    "a product of two parameters": make_deferred_value(OPERATORS["mul"], COLUMNS, make_constant(6, 1, seed=1)),
+    "a function that nobody knows": make_deferred_value(torch.square, COLUMNS),
+    "a part": make_deferred_value(OPERATORS["slice"], COLUMNS, dim=0, start=0, end=3, step=1),
+    "the reverse": make_deferred_value(OPERATORS["flip"], COLUMNS, dims=(0,)),
+    "a norm that multiplies by 0": make_deferred_value(
+        fold_weight, WEIGHT, set_zero(make_norm(8)[0]), make_norm(8)[1], eps=1e-5, groups=None
+    ),
+    "a mask over numbers": make_deferred_value(
+        OPERATORS["mul"], COLUMNS, make_source_constant(COLUMNS.data > 1, "mask")
+    ),
     "a function without a formula": Value(COLUMNS.type, "opaque", data=lambda: COLUMNS.data * 2),
 }
 
@@ -88,7 +98,9 @@ def test_find_inverse_steps_not_invertible_returns_none(value):
 def test_find_inverse_steps_mask_over_zeros_needs_no_step():
     """A mask over zeros needs no step."""
     weight = make_source_constant(COLUMNS.data * (COLUMNS.data > 1), "masked")
-    assert find_inverse_steps(made(OPERATORS["mul"], weight, make_source_constant(COLUMNS.data > 1, "mask"))) == (
+    assert find_inverse_steps(
+        make_deferred_value(OPERATORS["mul"], weight, make_source_constant(COLUMNS.data > 1, "mask"))
+    ) == (
         weight,
         [],
     )

@@ -22,14 +22,14 @@ SCHEME = QuantizationScheme(
 )
 
 
-def placed(module, *inputs, has_range=lambda _: True, skipped=None, scheme=SCHEME, **known):
+def choose_quantized_values(module, *inputs, has_range=lambda _: True, skipped=None, scheme=SCHEME, **known):
     graph = clika_compile(module, tracing_inputs=[inputs]).graph
     named = {node.name: node for node in graph.nodes}
     skipped = {named[name]: why for name, why in (skipped or {}).items()}
     return graph, choose_placement(graph, scheme, has_range, skipped, **known)
 
 
-def kinds(values):
+def op_types_of(values):
     return sorted(v.producer.op_type if v.producer else "input" for v in values)
 
 
@@ -45,9 +45,9 @@ class Residual(nn.Module):
 
 def test_choose_placement_conv_with_fused_relu_quantizes_output():
     """A convolution with its fused operators returns INT8, and data movement keeps its scale."""
-    graph, found = placed(Residual(), torch.ones(1, 3, 8, 8))
+    graph, found = choose_quantized_values(Residual(), torch.ones(1, 3, 8, 8))
     assert [tail.producer.op_type for tail in found.layers.values()] == ["relu", "relu", "conv2d"]
-    assert kinds(found.scale_sources) == ["conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
+    assert op_types_of(found.scale_sources) == ["conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
     (pool,) = [v for v in found.scale_sources if v.producer and v.producer.op_type == "max_pool2d"]
     assert found.scale_sources[pool].producer.op_type == "relu"
     assert [(node.op_type, tail) for node, tail in found.elementwise.items()] == [("add", graph.outputs[0])]
@@ -64,8 +64,8 @@ class Feedforward(nn.Module):
 
 def test_choose_placement_linear_returns_float():
     """A linear layer reads INT8 and returns float, so that a sum of it stays float."""
-    _, found = placed(Feedforward(), torch.ones(2, 3, 4))
-    assert kinds(found.scale_sources) == ["gelu", "layer_norm"]
+    _, found = choose_quantized_values(Feedforward(), torch.ones(2, 3, 4))
+    assert op_types_of(found.scale_sources) == ["gelu", "layer_norm"]
     assert found.elementwise == {}
 
 
@@ -81,7 +81,7 @@ class Heads(nn.Module):
 
 def test_choose_placement_moved_int8_stays_int8_for_layer():
     """Moved INT8 activations stay INT8 where a layer reads them."""
-    graph, found = placed(Heads(), torch.ones(1, 3, 8, 8), torch.ones(2, 2, 4))
+    graph, found = choose_quantized_values(Heads(), torch.ones(1, 3, 8, 8), torch.ones(2, 2, 4))
     sources = {
         v.producer.op_type: s.producer.op_type for v, s in found.scale_sources.items() if v.producer and s.producer
     }
@@ -94,12 +94,14 @@ def test_choose_placement_moved_int8_stays_int8_for_layer():
 
 def test_choose_placement_missing_range_or_skip_has_reason():
     """A layer without a range, or a skipped one, stays in float with a reason."""
-    _, found = placed(Feedforward(), torch.ones(2, 3, 4), has_range=lambda v: v.producer.op_type != "gelu")
-    assert kinds(found.scale_sources) == ["layer_norm"]
+    _, found = choose_quantized_values(
+        Feedforward(), torch.ones(2, 3, 4), has_range=lambda v: v.producer.op_type != "gelu"
+    )
+    assert op_types_of(found.scale_sources) == ["layer_norm"]
     assert [reason.startswith("its input has no range") for reason in found.floats.values()] == [True]
-    graph, _ = placed(Residual(), torch.ones(1, 3, 8, 8))
+    graph, _ = choose_quantized_values(Residual(), torch.ones(1, 3, 8, 8))
     name = next(node.name for node in graph.nodes if node.op_type == "conv2d")
-    _, found = placed(Residual(), torch.ones(1, 3, 8, 8), skipped={name: "the user skips it"})
+    _, found = choose_quantized_values(Residual(), torch.ones(1, 3, 8, 8), skipped={name: "the user skips it"})
     assert [*found.floats.values()] == ["the user skips it"]
     assert len(found.layers) == 2
 
@@ -112,11 +114,11 @@ def test_choose_placement_fused_sums_quantize_operands():
     """A target with fused sums gets quantized operands, and a quantized layer result if it needs one."""
     for of_two, expected in ((True, ["conv2d", "input", "max_pool2d", "relu"]), (False, None)):
         scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=of_two))
-        graph, found = placed(Residual(), torch.ones(1, 3, 8, 8), scheme=scheme)
+        graph, found = choose_quantized_values(Residual(), torch.ones(1, 3, 8, 8), scheme=scheme)
         (added,) = [node for node in graph.nodes if node.op_type == "add"]
         rounded = [v.producer.op_type for v in added.inputs if v in found.scale_sources]
         assert rounded == (["conv2d", "max_pool2d"] if of_two else ["max_pool2d"])
-        assert expected is None or kinds(found.scale_sources) == expected
+        assert expected is None or op_types_of(found.scale_sources) == expected
 
 
 class Projected(nn.Module):
@@ -131,7 +133,7 @@ class Projected(nn.Module):
 def test_choose_placement_sum_of_two_layers_keeps_later_float():
     """Of two layers that are added, the later result stays in float."""
     scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=False))
-    graph, found = placed(Projected(), torch.ones(1, 3, 8, 8), scheme=scheme)
+    graph, found = choose_quantized_values(Projected(), torch.ones(1, 3, 8, 8), scheme=scheme)
     two, one = (node for node in graph.nodes if node.op_type == "conv2d")
     assert two.output in found.scale_sources
     assert one.output not in found.scale_sources
@@ -150,11 +152,13 @@ class Joined(nn.Module):
 
 def test_choose_placement_concat_operands_share_scale():
     """The operands of a concatenation share a scale if the target requires it."""
-    graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, joins=frozenset({"cat"})))
+    graph, found = choose_quantized_values(
+        Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, joins=frozenset({"cat"}))
+    )
     inner, outer = (node.output for node in graph.nodes if node.op_type == "cat")
     (relu,) = [node.output for node in graph.nodes if node.op_type == "relu"]
     assert [found.scale_sources[v] for v in (*graph.inputs, relu, inner, outer)] == [outer] * 4
-    graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=OPEN)
+    graph, found = choose_quantized_values(Joined(), torch.ones(1, 3, 8, 8), scheme=OPEN)
     assert [v.producer and v.producer.op_type for v in found.scale_sources.values()] == [None, "relu", "cat"]
 
 
@@ -169,7 +173,9 @@ class Moved(nn.Module):
 
 def test_choose_placement_quantizes_before_moves():
     """Data movement before a layer is done in INT8 if the target requires it."""
-    _, found = placed(Moved(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, quantizes_before_moves=True))
+    _, found = choose_quantized_values(
+        Moved(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, quantizes_before_moves=True)
+    )
     sources = {
         v.producer.op_type: s.producer.op_type for v, s in found.scale_sources.items() if v.producer and s.producer
     }
@@ -198,5 +204,5 @@ def test_choose_placement_conditional_layer_has_reason(groups, is_negative, reas
     kinds = frozenset({"conv_transpose2d"})
     scheme = replace(OPEN, layers=kinds, needs_zero_point_0=kinds, needs_single_group=kinds)
     known = {"is_negative": lambda _: is_negative}
-    _, found = placed(Transposed(groups), torch.ones(1, 4, 8, 8), scheme=scheme, **known)
+    _, found = choose_quantized_values(Transposed(groups), torch.ones(1, 4, 8, 8), scheme=scheme, **known)
     assert [*found.floats.values()] == ([] if reason is None else [reason])

@@ -16,7 +16,7 @@ SCHEME = QuantizationScheme(
 )
 
 
-def plan():
+def make_plan():
     return Plan(
         SCHEME,
         {"relu": QParams(0.1, 0), "input": QParams(1 / 3, 128)},
@@ -28,14 +28,14 @@ def plan():
     )
 
 
-def written():
-    document, tensors = plan_to_json(plan())
+def write_and_parse_plan():
+    document, tensors = plan_to_json(make_plan())
     return json.loads(json.dumps(document)), tensors
 
 
 def test_plan_from_json_restores_plan():
     """A plan is restored from JSON and tensors."""
-    found, original = plan_from_json(*written()), plan()
+    found, original = plan_from_json(*write_and_parse_plan()), make_plan()
     assert found.scheme == SCHEME
     assert found.activations == original.activations
     assert found.scale_sources == {"pool": "relu"}
@@ -68,7 +68,7 @@ def test_plan_from_json_restores_plan():
 )
 def test_plan_from_json_damaged_raises_with_reason(change, message):
     """A damaged plan raises an error with the reason."""
-    document, tensors = written()
+    document, tensors = write_and_parse_plan()
     change(document, tensors)
     with pytest.raises(ModelError, match=message):
         plan_from_json(document, tensors)

@@ -27,7 +27,7 @@ def split(x: torch.Tensor, *, parts: int = 2) -> tuple[torch.Tensor, ...]:
 
 
 @operator()
-def joined(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
+def concat(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """Concatenate the tensors."""
     return torch.cat(tensors, dim)
 
@@ -35,7 +35,7 @@ def joined(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
 TYPE = TensorType(torch.float32, (2, 8))
 
 
-def put(graph: Graph, op, *operands, scope: str = "", count: int = 1, **attrs) -> Value:
+def append_node(graph: Graph, op, *operands, scope: str = "", count: int = 1, **attrs) -> Value:
     """Append a node in the module of a path such as ``a.b``; return its first output."""
     parts = scope.split(".") if scope else []
     scopes = tuple(".".join(parts[: depth + 1]) for depth in range(len(parts)))
@@ -43,32 +43,34 @@ def put(graph: Graph, op, *operands, scope: str = "", count: int = 1, **attrs) -
     return graph.insert(Node(op, operands, attrs, Origin(scopes)), [TYPE] * count).outputs[0]
 
 
-def residual(blocks: int = 2) -> Graph:
+def build_residual_graph(blocks: int = 2) -> Graph:
     """Return a network of residual blocks with two layers each."""
     graph = Graph("Residual")
-    x = put(graph, layer, graph.add_input(TYPE, "x"), weight_in(graph, "stem"), scope="stem")
+    x = append_node(graph, layer, graph.add_input(TYPE, "x"), add_weight(graph, "stem"), scope="stem")
     for block in range(blocks):
-        first = put(graph, layer, x, weight_in(graph, f"body.{block}.first"), scope=f"body.{block}.first")
-        second = put(graph, layer, first, weight_in(graph, f"body.{block}.second"), scope=f"body.{block}.second")
-        x = put(graph, plus, second, x, scope=f"body.{block}")
-    graph.add_output(put(graph, layer, x, weight_in(graph, "head"), scope="head"))
+        first = append_node(graph, layer, x, add_weight(graph, f"body.{block}.first"), scope=f"body.{block}.first")
+        second = append_node(
+            graph, layer, first, add_weight(graph, f"body.{block}.second"), scope=f"body.{block}.second"
+        )
+        x = append_node(graph, plus, second, x, scope=f"body.{block}")
+    graph.add_output(append_node(graph, layer, x, add_weight(graph, "head"), scope="head"))
     return graph
 
 
-def weight_in(graph: Graph, scope: str) -> Value:
+def add_weight(graph: Graph, scope: str) -> Value:
     """Add the weight of a layer to a graph."""
     return graph.add_constant(torch.zeros(4, 8), f"{scope}.weight")
 
 
-def branches(count: int) -> Graph:
-    """A graph whose input a number of branches read, which are joined at the end."""
+def build_branched_graph(count: int) -> Graph:
+    """Return a graph with many branches on one input, concatenated at the end."""
     graph = Graph("Branches")
     x = graph.add_input(TYPE, "x")
     ends = []
     for branch in range(count):
         value = x
         for step in range(branch + 1):
-            value = put(graph, plus, value, x, scope=f"branch{branch}.{step}")
+            value = append_node(graph, plus, value, x, scope=f"branch{branch}.{step}")
         ends.append(value)
-    graph.add_output(put(graph, joined, *ends))
+    graph.add_output(append_node(graph, concat, *ends))
     return graph

@@ -6,7 +6,7 @@ from clika_ref_visualize.pictures.drawing import Role
 from clika_ref_visualize.pictures.graph_drawing import build_drawing
 from clika_ref_visualize.pictures.svg import write_svg
 from read_pictures import Page
-from small_graphs import TYPE, joined, layer, plus, put, residual, split, weight_in
+from small_graphs import TYPE, add_weight, append_node, build_residual_graph, concat, layer, plus, split
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
@@ -28,7 +28,7 @@ def operators():
     return {**load_registry().operators, "layer": layer, "plus": plus}
 
 
-def boxes(drawing):
+def boxes_by_key(drawing):
     return {box.key: box for box in drawing.root.boxes()}
 
 
@@ -41,14 +41,14 @@ def make_quantized_graph(operators, *, axis=0):
     scales = graph.add_constant(torch.ones(4), "weight_scale")
     weight = build("dequantize", integers, scales, axis=axis)
     quantized_x = build("dequantize", build("quantize", x, 0.25, 3, dtype=torch.uint8), 0.25, 3)
-    y = put(graph, layer, quantized_x, weight)
-    graph.add_output(put(graph, plus, put(graph, plus, y, 2.0), x))
+    y = append_node(graph, layer, quantized_x, weight)
+    graph.add_output(append_node(graph, plus, append_node(graph, plus, y, 2.0), x))
     return graph
 
 
 def test_build_drawing_box_shows_name_types_and_attributes():
     """A box shows the op type, name, types, weight and attributes."""
-    page = Page(write_svg(build_drawing(residual())))
+    page = Page(write_svg(build_drawing(build_residual_graph())))
     assert page.texts("node layer_1").splitlines() == [
         "layer",
         "namebody.0.first",
@@ -61,7 +61,7 @@ def test_build_drawing_box_shows_name_types_and_attributes():
 
 def test_build_drawing_tooltip_names_module_and_inputs():
     """A tooltip shows all facts, with the names of the inputs."""
-    lines = Page(write_svg(build_drawing(residual()))).tooltip("node layer_1").splitlines()
+    lines = Page(write_svg(build_drawing(build_residual_graph()))).tooltip("node layer_1").splitlines()
     assert lines[0] == "layer"
     for line in ("name: layer_1", "module: body.0.first", "x: layer: float32[2, 8]", "attribute: stride (1, 1)"):
         assert line in lines
@@ -70,7 +70,7 @@ def test_build_drawing_tooltip_names_module_and_inputs():
 
 def test_build_drawing_modules_become_groups():
     """Modules become groups; a module of a single node names that node."""
-    drawing = build_drawing(residual())
+    drawing = build_drawing(build_residual_graph())
     (body,) = [member for member in drawing.root.members if hasattr(member, "members")]
     assert body.title == "body"
     assert [member.title for member in body.members] == ["body.0", "body.1"]
@@ -80,7 +80,7 @@ def test_build_drawing_modules_become_groups():
 
 def test_build_drawing_without_plan_has_no_int8():
     """A graph without a plan has no INT8 roles or badges."""
-    drawing = build_drawing(residual())
+    drawing = build_drawing(build_residual_graph())
     assert drawing.roles == [Role.INTERFACE, Role.FLOAT]
     assert not drawing.has_quantized_edges
     assert not any(box.badge for box in drawing.root.boxes())
@@ -89,7 +89,7 @@ def test_build_drawing_without_plan_has_no_int8():
 def test_build_drawing_qdq_pairs_become_edges_and_rows(operators):
     """Q/DQ pairs become INT8 edges and rows of a box."""
     drawing = build_drawing(make_quantized_graph(operators), Plan(SCHEME))
-    found = boxes(drawing)
+    found = boxes_by_key(drawing)
     assert [box.kind for box in found.values()] == ["input", "layer", "plus", "plus", "output"]
     assert found["node layer"].rows[1:3] == [("in", "uint8[2, 8]"), ("weight", "int8[4, 8] per channel")]
     edges = {(e.source, e.target): e for e in drawing.edges}
@@ -102,7 +102,7 @@ def test_build_drawing_qdq_pairs_become_edges_and_rows(operators):
 
 def test_build_drawing_int8_readers_and_fused_nodes_marked(operators):
     """Nodes that read INT8 are marked, and nodes that the runtime fuses with them."""
-    found = boxes(build_drawing(make_quantized_graph(operators), Plan(SCHEME)))
+    found = boxes_by_key(build_drawing(make_quantized_graph(operators), Plan(SCHEME)))
     roles = {key: (box.role, box.badge) for key, box in found.items() if key.startswith("node")}
     assert roles == {
         "node layer": (Role.QUANTIZED, "int8"),
@@ -119,8 +119,8 @@ def test_build_drawing_int4_weight_layer_computes_in_float(operators):
     integers = graph.add_constant(torch.zeros(32, 4, dtype=torch.int8), "w")
     scales = graph.add_constant(torch.ones(2, 4), "s")
     weight = build("dequantize", integers, scales, axis=0, block_size=16, bits=4)
-    graph.add_output(put(graph, layer, graph.add_input(TYPE, "x"), weight))
-    box = boxes(build_drawing(graph, Plan(SCHEME)))["node layer"]
+    graph.add_output(append_node(graph, layer, graph.add_input(TYPE, "x"), weight))
+    box = boxes_by_key(build_drawing(graph, Plan(SCHEME)))["node layer"]
     assert (box.role, box.badge) == (Role.WEIGHT_ONLY, "int4 weights")
     assert ("weight", "int4[32, 4] in blocks of 16") in box.rows
 
@@ -128,7 +128,7 @@ def test_build_drawing_int4_weight_layer_computes_in_float(operators):
 def test_build_drawing_float_layer_shows_reason():
     """A layer that is kept in float shows the reason."""
     plan = Plan(SCHEME, floats={"layer_1": "too sensitive: 0.4"})
-    box = boxes(build_drawing(residual(), plan))["node layer_1"]
+    box = boxes_by_key(build_drawing(build_residual_graph(), plan))["node layer_1"]
     assert box.role is Role.KEPT_IN_FLOAT
     assert "reason for float: too sensitive: 0.4" in box.tooltip
 
@@ -141,7 +141,7 @@ def test_build_drawing_runtime_facts_override_plan(operators):
         NodeFacts("plus_1", "", "plus", 0, "float", "int8", ""),
     ]
     explained = Explanation("somewhere", facts)
-    found = boxes(build_drawing(make_quantized_graph(operators), Plan(SCHEME), explained))
+    found = boxes_by_key(build_drawing(make_quantized_graph(operators), Plan(SCHEME), explained))
     assert (found["node layer"].role, found["node layer"].badge) == (Role.NOT_QUANTIZED, "float")
     assert "reason: no kernel for it" in found["node layer"].tooltip
     assert "precision in somewhere: float" in found["node layer"].tooltip
@@ -159,20 +159,20 @@ def test_build_drawing_unpaired_quantize_drawn_as_box(operators):
 
 def test_build_drawing_overwritten_buffer_drawn_as_output():
     """A buffer that a call overwrites is drawn as an output."""
-    graph = residual()
+    graph = build_residual_graph()
     graph.set_state("stem.weight", graph.outputs[0])
-    box = boxes(build_drawing(graph))["state stem.weight"]
+    box = boxes_by_key(build_drawing(graph))["state stem.weight"]
     assert (box.kind, box.name, box.role) == ("state", "stem.weight", Role.INTERFACE)
 
 
 def test_build_drawing_multiple_outputs_have_row_and_edge():
     """A node with several outputs has a row and an edge for each."""
     graph = Graph("Parts")
-    first = put(graph, split, graph.add_input(TYPE, "x"), count=2)
+    first = append_node(graph, split, graph.add_input(TYPE, "x"), count=2)
     second = first.producer.outputs[1]
-    graph.add_output(put(graph, plus, first, second))
+    graph.add_output(append_node(graph, plus, first, second))
     drawing = build_drawing(graph)
-    box = boxes(drawing)["node split"]
+    box = boxes_by_key(drawing)["node split"]
     assert [label for label, _ in box.rows].count("out") == 2
     assert [edge.carries for edge in drawing.edges] == ["x", "split", "split_1", "plus"]
 
@@ -181,8 +181,8 @@ def test_build_drawing_many_inputs_abbreviated():
     """A node with many inputs shows a few of them and the number of the others."""
     graph = Graph("Many")
     x = graph.add_input(TYPE, "x")
-    graph.add_output(put(graph, joined, *(put(graph, plus, x, float(i)) for i in range(30))))
-    rows = boxes(build_drawing(graph))["node joined"].rows
+    graph.add_output(append_node(graph, concat, *(append_node(graph, plus, x, float(i)) for i in range(30))))
+    rows = boxes_by_key(build_drawing(graph))["node concat"].rows
     assert ("", "and 26 more inputs") in rows
     assert len(rows) < 10
 
@@ -190,7 +190,7 @@ def test_build_drawing_many_inputs_abbreviated():
 def test_build_drawing_long_names_shortened_special_kept():
     """Long names are shortened in the middle; special characters are kept."""
     graph = Graph('<"odd" & more>')
-    value = put(graph, plus, graph.add_input(TYPE, "a<b>&'c'\""), 1.0, scope="x" * 80)
+    value = append_node(graph, plus, graph.add_input(TYPE, "a<b>&'c'\""), 1.0, scope="x" * 80)
     graph.add_output(value)
     page = Page(write_svg(build_drawing(graph)))
     assert page.texts("input a<b>&'c'\"") == "input\nnamea<b>&'c'\"\ntypefloat32[2, 8]"
@@ -201,6 +201,6 @@ def test_build_drawing_long_names_shortened_special_kept():
 def test_build_drawing_foreign_constant_named():
     """A constant that is no parameter of the module is shown by its full name."""
     graph = Graph("Named")
-    token = weight_in(graph, "token")
-    graph.add_output(put(graph, plus, graph.add_input(TYPE, "x"), token, scope="embedding"))
-    assert ("other", "float32[4, 8] token.weight") in boxes(build_drawing(graph))["node plus"].rows
+    token = add_weight(graph, "token")
+    graph.add_output(append_node(graph, plus, graph.add_input(TYPE, "x"), token, scope="embedding"))
+    assert ("other", "float32[4, 8] token.weight") in boxes_by_key(build_drawing(graph))["node plus"].rows

@@ -12,7 +12,7 @@ from clika_ref_visualize.pictures.graph_drawing import build_drawing
 from clika_ref_visualize.pictures.style import GROUP_TITLE_HEIGHT
 from clika_ref_visualize.pictures.svg import write_svg
 from read_pictures import Page
-from small_graphs import TYPE, branches, plus, put, residual
+from small_graphs import TYPE, append_node, build_branched_graph, build_residual_graph, plus
 
 from clika_ref.core.ir import Graph
 
@@ -25,15 +25,15 @@ def make_random_graph(seed: int) -> Graph:
     values = [graph.add_input(TYPE, "x"), graph.add_input(TYPE, "y")]
     for _ in range(40):
         scope = chosen.choice(["", "a", "a.b", "a.b.c", "a.d", "e", "e.f"])
-        values.append(put(graph, plus, chosen.choice(values), chosen.choice(values[-6:]), scope=scope))
+        values.append(append_node(graph, plus, chosen.choice(values), chosen.choice(values[-6:]), scope=scope))
     for value in values[-3:]:
         graph.add_output(value)
     return graph
 
 
 GRAPHS = {
-    "residual": residual(),
-    "branches": branches(6),
+    "residual": build_residual_graph(),
+    "branches": build_branched_graph(6),
     **{f"random {seed}": make_random_graph(seed) for seed in range(8)},
 }
 
@@ -134,7 +134,7 @@ def test_write_svg_chain_straight():
     graph = Graph("Chain")
     value = graph.add_input(TYPE, "x")
     for _ in range(5):
-        value = put(graph, plus, value, 1.0)
+        value = append_node(graph, plus, value, 1.0)
     page = Page(write_svg(build_drawing(graph)))
     middles = [box.x + box.width / 2 for box in page.boxes]
     assert max(middles) - min(middles) < NEAR
@@ -142,7 +142,7 @@ def test_write_svg_chain_straight():
 
 def test_write_svg_residual_block_straight():
     """The boxes of a residual block have the same horizontal center."""
-    page = Page(write_svg(build_drawing(residual(1))))
+    page = Page(write_svg(build_drawing(build_residual_graph(1))))
     middles = [box.x + box.width / 2 for box in page.boxes]
     assert max(middles) - min(middles) < 1.0
 
@@ -152,7 +152,7 @@ def test_write_svg_repeated_module_drawn_per_call():
     graph = Graph("Twice")
     x = graph.add_input(TYPE, "x")
     for scope in ("shared", "between", "shared"):
-        x = put(graph, plus, put(graph, plus, x, 1.0, scope=scope), 2.0, scope=scope)
+        x = append_node(graph, plus, append_node(graph, plus, x, 1.0, scope=scope), 2.0, scope=scope)
     graph.add_output(x)
     keys = [group.key for group in Page(write_svg(build_drawing(graph))).groups]
     assert keys == ["group shared 1", "group between 1", "group shared 2"]
@@ -170,25 +170,25 @@ def test_write_svg_value_with_many_readers_shares_edge():
     x = graph.add_input(TYPE, "x")
     value = x
     for _ in range(400):
-        value = put(graph, plus, value, x)
+        value = append_node(graph, plus, value, x)
     graph.add_output(value)
     # A route of its own for each reader would have points in all layers above: 80,000 of them.
     assert write_svg(build_drawing(graph)).count(b"C") < 5 * 400
 
 
-def long_links(count: int) -> Graph:
-    """A graph in which each node reads the one before it and any other above it."""
+def build_long_link_graph(count: int) -> Graph:
+    """Return a graph in which each node reads the previous one and any earlier one."""
     chosen, graph = random.Random(0), Graph("Long")
     values = [graph.add_input(TYPE, "x")]
     for _ in range(count):
-        values.append(put(graph, plus, values[-1], chosen.choice(values)))
+        values.append(append_node(graph, plus, values[-1], chosen.choice(values)))
     graph.add_output(values[-1])
     return graph
 
 
 def test_arrange_long_edges_point_count_linear():
     """The number of points grows with the number of edges, not with the layers that they cross."""
-    routes = arrange(build_drawing(long_links(1200))).routes
+    routes = arrange(build_drawing(build_long_link_graph(1200))).routes
     # A point in each layer would be 1200 ** 2 / 6, of which those that carry the same share half.
     assert sum(len(route.columns) for route in routes) < 10 * 1200
 

@@ -8,12 +8,12 @@ import pytest
 from clika_ref_visualize.pictures.graph_drawing import build_drawing
 from clika_ref_visualize.pictures.page import write_page
 from clika_ref_visualize.pictures.writing import draw
-from small_graphs import residual
+from small_graphs import build_residual_graph
 
 
 @pytest.fixture(scope="module")
 def text():
-    return write_page(build_drawing(residual(), subtitle="as written")).decode()
+    return write_page(build_drawing(build_residual_graph(), subtitle="as written")).decode()
 
 
 class Elements(HTMLParser):
@@ -34,7 +34,7 @@ class Elements(HTMLParser):
         return [attrs["id"] for _, attrs in self.found if "id" in attrs]
 
 
-def layout_in(text: str):
+def read_layout(text: str):
     (found,) = re.findall(r'<script id="layout" type="application/json">(.*?)</script>', text, re.DOTALL)
     return json.loads(found)
 
@@ -65,7 +65,7 @@ def test_write_page_layout_names_all_boxes_and_groups(text):
             yield from keys(member.get("group", {"members": []}))
 
     elements = Elements(text)
-    assert set(keys(layout_in(text))) == elements.keys("box") | elements.keys("group")
+    assert set(keys(read_layout(text))) == elements.keys("box") | elements.keys("group")
 
 
 def test_write_page_layout_has_route_per_path(text):
@@ -75,7 +75,7 @@ def test_write_page_layout_has_route_per_path(text):
         count = len(group["routes"])
         return count + sum(count_routes(member["group"]) for member in group["members"] if "group" in member)
 
-    assert count_routes(layout_in(text)) == len(re.findall(r"data-route=", text))
+    assert count_routes(read_layout(text)) == len(re.findall(r"data-route=", text))
 
 
 def test_write_page_shows_title_and_subtitle(text):
@@ -86,19 +86,19 @@ def test_write_page_shows_title_and_subtitle(text):
 
 def test_write_page_escapes_script_end_in_names():
     """Names that contain a script end tag do not end the script."""
-    graph = residual()
+    graph = build_residual_graph()
     graph.name = "</script><script>alert(1)</script>"
     text = write_page(build_drawing(graph)).decode()
     assert len(re.findall(r"</script>", text)) == 2
-    assert layout_in(text)["title"] == "</script><script>alert(1)</script>"
+    assert read_layout(text)["title"] == "</script><script>alert(1)</script>"
 
 
 @pytest.fixture
 def page(open_page, tmp_path):
-    return open_page(draw(residual(), tmp_path / "model.html"), width=1200)
+    return open_page(draw(build_residual_graph(), tmp_path / "model.html"), width=1200)
 
 
-def height(page, key):
+def read_height(page, key):
     return page.locator(f'[data-key="{key}"]').bounding_box()["height"]
 
 
@@ -114,15 +114,15 @@ def test_page_browser_draws_all_boxes(page):
 
 def test_page_browser_title_click_folds_module(page):
     """A click on the title folds a module; another click unfolds it."""
-    before, below = height(page, "group body 1"), page.locator('[data-key="node layer_5"]').bounding_box()["y"]
+    before, below = read_height(page, "group body 1"), page.locator('[data-key="node layer_5"]').bounding_box()["y"]
     title = page.locator('[data-key="group body 1"] > .title')
     title.click()
-    assert height(page, "group body 1") < before / 5
+    assert read_height(page, "group body 1") < before / 5
     assert title.locator("text").text_content() == "+ body  6 nodes"
     assert page.locator('[data-key="node layer_5"]').bounding_box()["y"] < below
     assert not page.locator('[data-key="node layer_1"]').is_visible()
     title.click()
-    assert height(page, "group body 1") == pytest.approx(before)
+    assert read_height(page, "group body 1") == pytest.approx(before)
 
 
 def test_page_browser_fold_and_unfold_all(page):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from browser import colours
+from browser import count_colours
 from clika_ref_visualize.report.page import render_report
 from reported_nets import compile_float, compile_int4, compile_int8, make_contents, make_large_contents, make_node
 
@@ -54,17 +54,17 @@ def test_report_browser_sections_have_titles_and_content(page):
 
 def test_report_browser_plots_have_expected_colors(page):
     """The plots are drawn in their colors."""
-    assert colours(page, "#split .stacked")[GREEN] > 500
-    assert colours(page, "#split .stacked")[AMBER] > 100
-    plot = colours(page, "#sensitivity-plot .plot")
+    assert count_colours(page, "#split .stacked")[GREEN] > 500
+    assert count_colours(page, "#split .stacked")[AMBER] > 100
+    plot = count_colours(page, "#sensitivity-plot .plot")
     assert plot[GREEN] > 100
     assert plot[RED] > 50
-    curves = colours(page, "#thresholds-plot .plot")
+    curves = count_colours(page, "#thresholds-plot .plot")
     assert curves[BLUE] > 200
     assert curves[RED] > 50
-    assert colours(page, "#precision-bars .stacked")[GREEN] > 500
-    assert colours(page, "#latency-bars")[BLUE] > 500
-    assert colours(page, "#activations-table svg.spark")[BLUE] > 10
+    assert count_colours(page, "#precision-bars .stacked")[GREEN] > 500
+    assert count_colours(page, "#latency-bars")[BLUE] > 500
+    assert count_colours(page, "#activations-table svg.spark")[BLUE] > 10
     assert page.locator("#sensitivity-plot circle").count() == 5
     assert page.locator("#thresholds-plot circle.chosen").count() == 2
 
@@ -80,7 +80,7 @@ def test_report_browser_layer_click_shows_details(page):
     for word in ("QS", "runs in", "int8", "quantized range", "zero point", "observer"):
         assert word in text
     assert details.locator("svg.histogram").count() == 2
-    drawn = colours(page, "#details svg.histogram")
+    drawn = count_colours(page, "#details svg.histogram")
     assert drawn[BLUE] > 100
     assert drawn[RED] > 5
     page.keyboard.press("Escape")
@@ -97,16 +97,16 @@ def test_report_browser_float_layer_shows_reason(page):
 def test_report_browser_column_sorts_both_directions(page):
     """A click on a title sorts the column, another click reverses it."""
 
-    def sensitivities():
+    def read_sensitivities():
         return [float(text) for text in read_column(page, "#layers-table", "QS") if text]
 
-    before = sensitivities()
+    before = read_sensitivities()
     button = page.locator("#layers-table th button", has_text="QS")
     button.click()
-    assert sensitivities() == sorted(before, reverse=True)
+    assert read_sensitivities() == sorted(before, reverse=True)
     assert page.locator("#layers-table th[aria-sort=descending]").inner_text().startswith("QS")
     button.click()
-    assert sensitivities() == sorted(before)
+    assert read_sensitivities() == sorted(before)
     assert read_column(page, "#layers-table", "QS")[-1] == ""  # unknown sensitivities come last in both directions
     page.locator("#layers-table th button", has_text="Module").click()
     paths = read_column(page, "#layers-table", "Module")
@@ -170,7 +170,7 @@ def test_report_browser_settings_copied(page):
 
 def test_report_browser_follows_dark_preference(report, open_page):
     """The page is dark if the reader prefers it."""
-    light, dark = (colours(open_page(report, dark=is_dark)) for is_dark in (False, True))
+    light, dark = (count_colours(open_page(report, dark=is_dark)) for is_dark in (False, True))
     assert light.most_common(1)[0][0] == LIGHT
     assert dark.most_common(1)[0][0] == DARK
 

@@ -14,7 +14,7 @@ from reported_nets import make_contents, make_large_contents, make_node
 from clika_ref.quantization.calibration.histogram import Histogram as Full
 
 
-def counted(*elements):
+def make_full_statistics(*elements):
     full = Full()
     full.add(torch.tensor(elements, dtype=torch.float32))
     return full
@@ -24,7 +24,7 @@ def counted(*elements):
 def test_merge_bins_keeps_all_elements_in_few_bins(reach):
     """The merged histogram contains all elements in few bins, between the min and the max."""
     elements = (torch.rand(5000, generator=torch.Generator().manual_seed(0)) * 2 - 0.7) * reach
-    full = counted(*elements.tolist())
+    full = make_full_statistics(*elements.tolist())
     found = merge_bins(full)
     assert len(found.counts) <= MAX_BINS
     assert sum(found.counts) == full.total == 5000
@@ -37,7 +37,7 @@ def test_merge_bins_keeps_all_elements_in_few_bins(reach):
 
 def test_merge_bins_elements_stay_in_their_bin():
     """Each element is counted in its own bin."""
-    full = counted(-0.9, -0.01, 0.0, 0.01, 0.5, 0.99)
+    full = make_full_statistics(-0.9, -0.01, 0.0, 0.01, 0.5, 0.99)
     found = merge_bins(full)
     for element in (-0.9, -0.01, 0.0, 0.01, 0.5, 0.99):
         assert found.counts[int((element - found.start) // found.width)] > 0
@@ -47,7 +47,7 @@ def test_merge_bins_elements_stay_in_their_bin():
 def test_merge_bins_empty_and_constant_tensor():
     """An empty histogram has no bins, a constant one has one."""
     assert merge_bins(Full()).counts == []
-    assert merge_bins(counted(0.0, 0.0)).counts == [2]
+    assert merge_bins(make_full_statistics(0.0, 0.0)).counts == [2]
 
 
 @pytest.mark.parametrize(

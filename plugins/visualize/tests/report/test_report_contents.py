@@ -178,11 +178,11 @@ def test_clika_report_missing_runtime_omits_own_parts_only(tmp_path, monkeypatch
 def test_clika_report_failing_profile_omits_latency_only(tmp_path, monkeypatch):
     """A failing `profile` removes only the latency."""
 
-    def failing(self, artifact, inputs):
+    def raise_error(self, artifact, inputs):
         raise TargetError("it ran out of patience")
 
     module = compile_int8()
-    monkeypatch.setattr(type(module.clika_state.registry.targets["onnxruntime"]), "profile", failing)
+    monkeypatch.setattr(type(module.clika_state.registry.targets["onnxruntime"]), "profile", raise_error)
     found = read_contents(module.clika_report(tmp_path / "report.html"))
     assert found["unavailable"] == {"latency": "it ran out of patience"}
     assert found["bytes_of_file"] > 0
@@ -345,10 +345,10 @@ def test_clika_report_failure_keeps_existing_file(module, tmp_path, monkeypatch)
     place = tmp_path / "report.html"
     place.write_text("before")
 
-    def failing(contents):
+    def raise_error(contents):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clika_ref_visualize.plugin.render_report", failing)
+    monkeypatch.setattr("clika_ref_visualize.plugin.render_report", raise_error)
     with pytest.raises(KeyboardInterrupt):
         module.clika_report(place)
     assert place.read_text() == "before"
@@ -364,16 +364,16 @@ def test_clika_report_keeps_module_unchanged(tmp_path):
     assert torch.equal(module(X), results)
 
 
-def counted(monkeypatch, target, *names):
+def count_calls(monkeypatch, target, *names):
     """Return the number of calls of a target's methods, by name."""
     calls = dict.fromkeys(names, 0)
 
     def count(name, method):
-        def called(self, *args, **options):
+        def count_and_call(self, *args, **options):
             calls[name] += 1
             return method(self, *args, **options)
 
-        monkeypatch.setattr(target, name, called)
+        monkeypatch.setattr(target, name, count_and_call)
 
     for name in names:
         count(name, getattr(target, name))
@@ -384,7 +384,7 @@ def test_clika_report_compiles_one_int8_and_one_float_artifact(tmp_path, monkeyp
     """One INT8 artifact is written for all facts, and one float artifact to compare with."""
     module = compile_int8()
     target = type(module.clika_state.registry.targets["onnxruntime"])
-    calls = counted(monkeypatch, target, "compile", "explain", "profile", "load")
+    calls = count_calls(monkeypatch, target, "compile", "explain", "profile", "load")
     found = read_contents(module.clika_report(tmp_path / "report.html"))
     assert calls == {"compile": 2, "explain": 1, "profile": 1, "load": 2}
     assert found["bytes_of_file"] == found["targets"][0]["bytes"]
@@ -394,7 +394,7 @@ def test_clika_report_float_module_compiles_one_artifact(tmp_path, monkeypatch):
     """A float module is written as one artifact."""
     module = compile_float()
     target = type(module.clika_state.registry.targets["onnxruntime"])
-    calls = counted(monkeypatch, target, "compile", "explain", "profile", "load")
+    calls = count_calls(monkeypatch, target, "compile", "explain", "profile", "load")
     module.clika_report(tmp_path / "report.html")
     assert calls == {"compile": 1, "explain": 1, "profile": 1, "load": 0}
 

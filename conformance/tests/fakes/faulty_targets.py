@@ -7,8 +7,8 @@ from clika_ref_conformance.targets.identity import Identity
 
 
 @dataclass(frozen=True)
-class Odd(Identity):
-    name: str = "odd"
+class FaultyTarget(Identity):
+    name: str = "faulty"
     fault: str = ""
     deviations: str | None = None
     compilations: list = field(default_factory=list)
@@ -51,22 +51,22 @@ class Odd(Identity):
         return run
 
 
-def _raises(results, inputs, state):
+def _raise_error(results, inputs, state):
     raise RuntimeError("illegal instruction")
 
 
-def _writes(results, inputs, state):
+def _write_to_input(results, inputs, state):
     inputs[0].add_(1)
     return results
 
 
-def _writes_alike(results, inputs, state):
+def _write_to_input_keeping_strides(results, inputs, state):
     once = inputs[0][tuple(slice(0, 1) if step == 0 else slice(None) for step in inputs[0].stride())]
     once.clamp_(min=0)
     return results
 
 
-def _reuses(results, inputs, state):
+def _reuse_results(results, inputs, state):
     if state["kept"] is None:
         state["kept"] = results
     for kept, result in zip(state["kept"], results, strict=True):
@@ -74,7 +74,7 @@ def _reuses(results, inputs, state):
     return state["kept"]
 
 
-def _nudged(x):
+def _next_elements(x):
     """Return the next elements: in floats the smallest change that there is."""
     if x.dtype is torch.bool:
         return ~x
@@ -82,7 +82,7 @@ def _nudged(x):
 
 
 FAULTS = {
-    "run-raises": _raises,
+    "run-raises": _raise_error,
     "no-list": lambda r, i, s: r[0],
     "arrays": lambda r, i, s: [t.numpy() for t in r],
     "elsewhere": lambda r, i, s: [t.to("meta") for t in r],
@@ -93,13 +93,13 @@ FAULTS = {
     "shape": lambda r, i, s: [t[None] for t in r],
     "view": lambda r, i, s: [i[0].view_as(r[0])],
     "array-view": lambda r, i, s: [torch.from_numpy(i[0].numpy()[1:])],
-    "writes": _writes,
-    "writes-alike": _writes_alike,
-    "reuses": _reuses,
-    "drifts": lambda r, i, s: [_nudged(t) if s["runs"] > 2 else t for t in r],
-    "depends-on-compilation": lambda r, i, s: [_nudged(t) if s["compilations"] > 1 else t for t in r],
-    "wrong-then-raises": lambda r, i, s: _raises(r, i, s) if s["runs"] > 1 else [t + 1 for t in r],
-    "wrong-in-turn-reused": lambda r, i, s: _reuses([t + s["runs"] % 2 for t in r], i, s),
+    "writes": _write_to_input,
+    "writes-alike": _write_to_input_keeping_strides,
+    "reuses": _reuse_results,
+    "drifts": lambda r, i, s: [_next_elements(t) if s["runs"] > 2 else t for t in r],
+    "depends-on-compilation": lambda r, i, s: [_next_elements(t) if s["compilations"] > 1 else t for t in r],
+    "wrong-then-raises": lambda r, i, s: _raise_error(r, i, s) if s["runs"] > 1 else [t + 1 for t in r],
+    "wrong-in-turn-reused": lambda r, i, s: _reuse_results([t + s["runs"] % 2 for t in r], i, s),
     "wrong-in-turn": lambda r, i, s: [t + s["runs"] % 2 for t in r],
     "value": lambda r, i, s: [t + 1 for t in r],
     "no-nan": lambda r, i, s: [t.nan_to_num(0.0, torch.inf, -torch.inf) for t in r],
@@ -111,12 +111,12 @@ FAULTS = {
 }
 
 
-WRONG = Odd(fault="value")
-REFUSING = Odd(fault="refuses")
+WRONG = FaultyTarget(fault="value")
+REFUSING = FaultyTarget(fault="refuses")
 
 
-def sevens(x):
-    """Compute what the target with the fault ``sevens`` does."""
+def fill_with_sevens(x):
+    """Return the results of the target with the fault ``sevens``."""
     return torch.full_like(x, 7.0)
 
 
@@ -137,8 +137,8 @@ class Negating:
 
 
 @dataclass(frozen=True)
-class Beginner(Identity):
-    """Eager of some operators; it refuses all others, and fails on them where it is asked to compile them anyway."""
+class PartialTarget(Identity):
+    """Eager for some operators; it rejects all others, and fails on them if asked to compile them anyway."""
 
     name: str = "beginner"
     known: tuple = ("relu",)

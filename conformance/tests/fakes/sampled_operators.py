@@ -37,13 +37,13 @@ def _(op, x, *, by, dim, twice):
     return op.Slice(moved, *ends)
 
 
-def suite_of(*operators, folder, target="onnxruntime", **changes):
+def make_suite(*operators, folder, target="onnxruntime", **changes):
     """Return a suite of the given operators only."""
     registry = load_registry()
     only = replace(registry, operators={op.name: op for op in operators})
     return Suite(only, registry.targets[target], replace(PROFILE, **changes), folder)
 
 
-def named(found, name):
-    """Return the check of that name."""
+def find_check(found, name):
+    """Return the check with a name."""
     return next(check for check in found if check.name == name)

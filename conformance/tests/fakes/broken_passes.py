@@ -21,7 +21,7 @@ Operators = Mapping[str, Operator]
 
 @dataclass(frozen=True)
 class Broken:
-    """A pass made of a function; its fields are what the protocol asks for."""
+    """A pass made of a function; its fields are those of the protocol."""
 
     change: Callable[[Graph, Operators], None]
     name: str
@@ -31,7 +31,7 @@ class Broken:
     removes: ClassVar[str] = "nodes"
 
     def __call__(self, graph: Graph, operators: Operators, /) -> None:
-        """Do what is wrong."""
+        """Apply the faulty change."""
         self.change(graph, operators)
 
 
@@ -57,7 +57,7 @@ def _fold_into_shared_layer(graph: Graph, _: Operators) -> None:
 
 
 def _merge_by_operands(graph: Graph, _: Operators) -> None:
-    """Merge calls of one operator on the same operands, whatever their attributes."""
+    """Merge calls of one operator on the same operands, ignoring their attributes."""
     first: dict[Any, Node] = {}
     for node in graph.nodes:
         if node.op.random or len(node.outputs) != 1:
@@ -69,7 +69,7 @@ def _merge_by_operands(graph: Graph, _: Operators) -> None:
 
 
 def _merge_random(graph: Graph, _: Operators) -> None:
-    """Merge equal calls, random ones too."""
+    """Merge equal calls, including random ones."""
     first: dict[Any, Node] = {}
     for node in graph.nodes:
         if len(node.outputs) != 1 or not node.is_random:
@@ -82,7 +82,7 @@ def _merge_random(graph: Graph, _: Operators) -> None:
 
 @rule("permute")
 def cancel_any_permutes(node: Node, build: Builder):
-    """Take two permutes for inverse to each other wherever the shape is the old one."""
+    """Treat two permutes as inverse to each other if the shape is the original one."""
     match node.inputs[0]:
         case Value(producer=Node("permute", (Value() as x,))) if x.type == node.output.type:
             return x
@@ -114,7 +114,7 @@ def _scale_in_place(graph: Graph, _: Operators) -> None:
                     graph.erase(node)
 
 
-def _turn_operands(graph: Graph, _: Operators) -> None:
+def _swap_operands(graph: Graph, _: Operators) -> None:
     """Swap the operands of a maximum in every run."""
     for node in graph.nodes:
         if node.op_type == "maximum" and node.inputs[0] is not node.inputs[1]:
@@ -147,7 +147,7 @@ def absorb_zero(node: Node, build: Builder):
 
 @rule("to")
 def merge_any_casts(node: Node, build: Builder):
-    """Merge casts whatever the first one loses."""
+    """Merge casts even if the first one loses precision."""
     match node.inputs[0]:
         case Value(producer=Node("to", (Value() as x, *_))):
             return build("to", x, **node.attrs, types=(node.output.type,))
@@ -156,15 +156,15 @@ def merge_any_casts(node: Node, build: Builder):
 
 @rule("add")
 def drop_zero_of_any_dtype(node: Node, build: Builder):
-    """Take ``x + 0`` for ``x``, whatever ``alpha`` says and the number."""
+    """Replace ``x + 0`` by ``x``, ignoring ``alpha`` and the dtype of the number."""
     match node.inputs:
         case (Value() as x, int() | float() as number) if number * node.attrs["alpha"] in (0, 1):
             return x if x.type == node.output.type else Skip("changes the type")
     return Skip("adds no number")
 
 
-def _forget_parameters(graph: Graph, _: Operators) -> None:
-    """Drop parameters that nobody reads from the stored graph."""
+def _drop_parameters(graph: Graph, _: Operators) -> None:
+    """Drop unused parameters of the stored graph."""
     graph.drop_unused_constants()
 
 
@@ -177,7 +177,7 @@ def _copy_weights(graph: Graph, _: Operators) -> None:
 
 
 def _erase_unread_state(graph: Graph, _: Operators) -> None:
-    """Fold what reads constants, though a call overwrites them."""
+    """Fold nodes that read constants, although a call overwrites these."""
     for node in graph.nodes:
         leaves = [v for v in node.inputs if isinstance(v, Value)]
         returned = any(use.user is graph for v in node.outputs for use in v.uses)
@@ -195,7 +195,7 @@ def _edit_attributes(graph: Graph, _: Operators) -> None:
             graph.revision += 1
 
 
-def _raise(graph: Graph, _: Operators) -> None:
+def _raise_error(graph: Graph, _: Operators) -> None:
     """Fail on an unexpected operator."""
     for node in graph.nodes:
         if node.op_type == "sigmoid" and len(node.output.uses) > 1:
@@ -207,7 +207,7 @@ def _raise(graph: Graph, _: Operators) -> None:
                 graph.set_input(node, 0, inner.output)
 
 
-def _lie_about_types(graph: Graph, operators: Operators) -> None:
+def _state_wrong_types(graph: Graph, operators: Operators) -> None:
     """Widen a sum, and state the old type."""
     for node in graph.nodes:
         if node.op_type == "relu" and node.output.type.dtype == torch.float32:
@@ -217,12 +217,12 @@ def _lie_about_types(graph: Graph, operators: Operators) -> None:
 
 
 @rule("erfc")
-def never(node: Node, build: Builder):
+def match_nothing(node: Node, build: Builder):
     """A rule that never applies, since no graph contains its operator."""
     return Skip("never applies") if node.op_type == "erfc" else node.inputs[0]
 
 
-def _by_rule(applied: Rule) -> Callable[[Graph, Operators], None]:
+def _change_by_rule(applied: Rule) -> Callable[[Graph, Operators], None]:
     def change(graph: Graph, operators: Operators) -> None:
         apply_rules(graph, [applied], operators)
 
@@ -233,27 +233,27 @@ BROKEN = [
     Broken(_fold_into_shared_layer, "fold-into-shared-layer", Phase.FUSE, DOT),
     Broken(_merge_by_operands, "merge-by-operands"),
     Broken(_merge_random, "merge-random"),
-    Broken(_by_rule(cancel_any_permutes), "cancel-any-permutes"),
+    Broken(_change_by_rule(cancel_any_permutes), "cancel-any-permutes"),
     Broken(_drop_output_name, "drop-output-name"),
-    Broken(_by_rule(drop_in_training), "drop-in-training"),
+    Broken(_change_by_rule(drop_in_training), "drop-in-training"),
     Broken(_scale_in_place, "scale-in-place"),
-    Broken(_turn_operands, "turn-operands"),
+    Broken(_swap_operands, "turn-operands"),
     Broken(_freeze_sizes, "freeze-sizes"),
-    Broken(_by_rule(absorb_zero), "absorb-zero"),
-    Broken(_by_rule(merge_any_casts), "merge-any-casts"),
-    Broken(_by_rule(drop_zero_of_any_dtype), "drop-zero-of-any-dtype"),
-    Broken(_forget_parameters, "forget-parameters"),
+    Broken(_change_by_rule(absorb_zero), "absorb-zero"),
+    Broken(_change_by_rule(merge_any_casts), "merge-any-casts"),
+    Broken(_change_by_rule(drop_zero_of_any_dtype), "drop-zero-of-any-dtype"),
+    Broken(_drop_parameters, "forget-parameters"),
     Broken(_copy_weights, "copy-weights"),
     Broken(_erase_unread_state, "fold-overwritten"),
     Broken(_edit_attributes, "edit-attributes"),
-    Broken(_raise, "raise-on-two-readers"),
-    Broken(_lie_about_types, "replace-relu"),
-    Broken(_by_rule(never), "never-fires"),
+    Broken(_raise_error, "raise-on-two-readers"),
+    Broken(_state_wrong_types, "replace-relu"),
+    Broken(_change_by_rule(match_nothing), "never-fires"),
 ]
 
 
-def _walk_a_set(graph: Graph, operators: Operators) -> None:
-    """Rename outputs in the order of a set of texts, which another process walks in another order."""
+def _rename_in_set_order(graph: Graph, operators: Operators) -> None:
+    """Rename outputs in the order of a set of strings, which differs between processes."""
     names = {node.name for node in graph.nodes}
     for number, name in enumerate(names):
         for node in graph.nodes:
@@ -264,4 +264,4 @@ def _walk_a_set(graph: Graph, operators: Operators) -> None:
                 graph.erase(node)
 
 
-WALK_A_SET = Broken(_walk_a_set, "walk-a-set")
+WALK_A_SET = Broken(_rename_in_set_order, "walk-a-set")

@@ -14,19 +14,19 @@ SOURCES = {
 }
 
 
-def put(suite, argument):
+def put_bad_sampler(suite, argument):
     """Give an operator bad samples; ``argument`` is its name and the fault: ``celu raises``."""
     name, _, fault = argument.partition(" ")
-    suite.registry.operators[name].sampler = raising if fault == "raises" else drawing_from(SOURCES[fault])
+    suite.registry.operators[name].sampler = raise_error if fault == "raises" else make_unseeded_sampler(SOURCES[fault])
     return suite
 
 
-def raising(draw, s: Descriptions):
+def raise_error(draw, s: Descriptions):
     """Divide by zero."""
     return s.call(draw(s.tensor()), alpha=1 // 0)
 
 
-def drawing_from(source):
+def make_unseeded_sampler(source):
     """Return samples that take a number from a generator of the whole process."""
 
     def sample(draw, s: Descriptions):

@@ -13,20 +13,20 @@ SUM_DYNAMIC = Task("dynamic", "sum", "float32", dynamic=True)
 FOLD = Task("passes", "fold-batch-norm")
 
 
-def passed(task, name, ratio=0.5, quality=1.0):
-    """A check that passed."""
+def make_passed_result(task, name, ratio=0.5, quality=1.0):
+    """Return a check that passed."""
     comparison = Comparison(Verdict.PASS, "", 1e-7, 2e-7, ratio, quality, elements=6, ambiguous=1)
     return CheckResult(task, name, comparison, "typical", {"x": "[2, 3]"}, seconds=0.25)
 
 
-def failed(task, name, verdict=Verdict.VALUE, ratio=9.0, reproducer=""):
-    """A check that did not."""
+def make_failed_result(task, name, verdict=Verdict.VALUE, ratio=9.0, reproducer=""):
+    """Return a check that failed."""
     comparison = Comparison(verdict, f"off by {ratio}", 3.0, math.inf, ratio, math.nan, elements=6)
     return CheckResult(task, name, comparison, "nan-first", {"dim": "-1"}, seconds=0.5, reproducer=reproducer)
 
 
 def record(*results, **changes):
-    """A run of which these are the results."""
+    """Return the record of a run with these results."""
     plan = {}
     for result in results:
         plan.setdefault(result.task, []).append(result.name)

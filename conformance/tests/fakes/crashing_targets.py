@@ -9,8 +9,8 @@ from pathlib import Path
 from clika_ref_conformance.targets.identity import Identity
 
 
-class Deadly(Identity):
-    """Eager, but for a fault of this kind on inputs of more than two elements."""
+class Crashing(Identity):
+    """Eager, with a fault of this kind on inputs of more than two elements."""
 
     def load(self, artifact):
         right = super().load(artifact)
@@ -26,35 +26,35 @@ class Deadly(Identity):
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
-class Sleepy(Deadly):
+class Sleepy(Crashing):
     def die(self):
         time.sleep(1000)
 
 
-class Orphaning(Deadly):
-    """Leaves a process behind, which holds what is open here and leaves a mark where nobody ends it."""
+class Orphaning(Crashing):
+    """Leave a child process with the open files of this one; it writes a marker file if nothing ends it."""
 
     def die(self):
         if os.fork() == 0:
             time.sleep(20)
-            Path(os.environ["ODD_MARKS"], "lived").touch()
+            Path(os.environ["MARKS_FOLDER"], "lived").touch()
             os._exit(0)
         super().die()
 
 
-class Leaving(Deadly):
+class Leaving(Crashing):
     def die(self):
         os._exit(0)
 
 
 class Doubtful(Identity):
-    """Never comes to say whether it takes a node."""
+    """Never return whether a node is supported."""
 
     def unsupported_reason(self, node):
         time.sleep(1000)
 
 
-class Greedy(Deadly):
+class Greedy(Crashing):
     """Takes all the memory that it may, and ends as a runtime in C++ does."""
 
     def die(self):
@@ -68,17 +68,17 @@ class Greedy(Deadly):
 
 
 class Stuck(Identity):
-    """Never ends compiling, and says in a file that it holds where it was to write."""
+    """Never finish compiling, and write the path of the output folder to a file."""
 
     def compile(self, graph, path, **options):
-        with Path(os.environ["ODD_MARKS"], "held").open("w") as held:
+        with Path(os.environ["MARKS_FOLDER"], "held").open("w") as held:
             fcntl.flock(held, fcntl.LOCK_SH)
             print(path, file=held, flush=True)
             time.sleep(200)
 
 
 class Fatal(Identity):
-    """Dies while it compiles."""
+    """End the process while compiling."""
 
     def compile(self, graph, path, **options):
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -43,7 +43,7 @@ SUBJECTS = (
 
 
 def tasks(suite):
-    return [Task("odd", subject) for subject in SUBJECTS]
+    return [Task("faulty", subject) for subject in SUBJECTS]
 
 
 def checks(task, suite):
@@ -60,17 +60,21 @@ def checks(task, suite):
     if task.subject in ALWAYS:
         return [Check(f"check-{i}", ALWAYS[task.subject]) for i in range(4)]
     if task.subject == "hoards":
-        return [Check("first", hoards), Check("middle", takes_room), Check("last", hoards)]
+        return [
+            Check("first", allocate_until_out_of_memory),
+            Check("middle", allocate_tensor),
+            Check("last", allocate_until_out_of_memory),
+        ]
     middle = f"{os.getpid()}" if task.subject == "unsure" else "middle"
     act = {"unsure": "exit", "planned-twice": "fine"}.get(task.subject, task.subject)
-    return [Check("first", passes), Check(middle, ACTS[act]), Check("last", passes)]
+    return [Check("first", return_pass), Check(middle, ACTS[act]), Check("last", return_pass)]
 
 
-def passes():
+def return_pass():
     return Outcome("", Comparison(Verdict.PASS))
 
 
-def fills_memory():
+def fill_memory():
     kept = [torch.ones(2**26) for _ in range(100)]
     return Outcome(str(len(kept)), Comparison(Verdict.PASS))
 
@@ -78,66 +82,66 @@ def fills_memory():
 KEPT = []
 
 
-def hoards():
+def allocate_until_out_of_memory():
     while True:
         KEPT.append(torch.empty(2**26))  # bytes are counted that nothing has touched, too
 
 
-def takes_room():
-    return passes() if torch.empty(2**27).numel() else fails()
+def allocate_tensor():
+    return return_pass() if torch.empty(2**27).numel() else return_fail()
 
 
-def reserves():
+def reserve_addresses():
     """Reserve addresses as GPU runtimes and arenas do: far more than there is memory, and none that is writable."""
     mmap.mmap(-1, 64 * 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ).close()
-    return passes()
+    return return_pass()
 
 
-def flushes():
+def set_flush_denormal():
     assert torch.set_flush_denormal(True)
-    return passes()
+    return return_pass()
 
 
-def sets_dtype():
+def set_default_dtype():
     torch.set_default_dtype(torch.float64)
-    return flushes()
+    return set_flush_denormal()
 
 
-def prints():
+def print_to_stdout():
     os.write(1, b"not for the channel\n")
     print("nor this")  # noqa: T201 - that is the point
     sys.stdout.flush()
-    return passes()
+    return return_pass()
 
 
-def raises():
+def raise_error():
     raise RuntimeError("a check that raises")
 
 
-def interrupts():
+def raise_keyboard_interrupt():
     raise KeyboardInterrupt
 
 
-def dies_of_a_signal():
+def die_of_segfault():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def kills_itself():
+def kill_own_process():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def doubles():
+def fork_raising_child():
     """Fork off a process that raises, and wait for it."""
     number = os.fork()
     if not number:
-        raises()
+        raise_error()
     os.waitpid(number, 0)
-    return passes()
+    return return_pass()
 
 
-def forks(then=passes):
-    """Leave a process behind that holds all that is open here; it leaves a mark where nobody ends it."""
-    marks = Path(os.environ["ODD_MARKS"])
+def leave_child_process(then=return_pass):
+    """Leave a child process with all open files; it writes a marker file if nothing ends it."""
+    marks = Path(os.environ["MARKS_FOLDER"])
     if os.fork() == 0:
         with (marks / "held").open("w") as held:
             fcntl.flock(held, fcntl.LOCK_SH)
@@ -147,28 +151,28 @@ def forks(then=passes):
     return then()
 
 
-def fails():
+def return_fail():
     return Outcome("", Comparison(Verdict.VALUE))
 
 
-ALWAYS = {"fails-always": fails, "dies-always": lambda: os._exit(3)}
+ALWAYS = {"fails-always": return_fail, "dies-always": lambda: os._exit(3)}
 ACTS = {
-    "fine": passes,
+    "fine": return_pass,
     "exit": lambda: os._exit(3),
-    "segfault": dies_of_a_signal,
-    "kills-itself": kills_itself,
+    "segfault": die_of_segfault,
+    "kills-itself": kill_own_process,
     "hang": lambda: time.sleep(1000),
-    "memory": fills_memory,
-    "raise": raises,
-    "interrupts": interrupts,
+    "memory": fill_memory,
+    "raise": raise_error,
+    "interrupts": raise_keyboard_interrupt,
     "leaves": sys.exit,
-    "flush": flushes,
-    "dtype": sets_dtype,
-    "print": prints,
-    "roomy": takes_room,
-    "reserves": reserves,
-    "doubles": doubles,
-    "helper-left": forks,
-    "helper-stuck": lambda: forks(lambda: time.sleep(1000)),
-    "helper-orphaned": lambda: forks(lambda: os._exit(3)),
+    "flush": set_flush_denormal,
+    "dtype": set_default_dtype,
+    "print": print_to_stdout,
+    "roomy": allocate_tensor,
+    "reserves": reserve_addresses,
+    "doubles": fork_raising_child,
+    "helper-left": leave_child_process,
+    "helper-stuck": lambda: leave_child_process(lambda: time.sleep(1000)),
+    "helper-orphaned": lambda: leave_child_process(lambda: os._exit(3)),
 }

@@ -9,7 +9,8 @@ import torch
 from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
-from odd_targets import Odd
+from clika_ref_conformance.targets.identity import Identity
+from faulty_targets import FaultyTarget
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
@@ -20,13 +21,18 @@ REGISTRY = load_registry()
 X = torch.tensor([[1.5, -2.0, 3.25], [0.0, 4.0, -1.0]])
 
 
-def suite_for(tmp_path, fault="", **changes):
+def make_suite_without_fault(tmp_path, target=None):
+    """Return the quick suite on eager or a given target."""
+    return Suite(REGISTRY, target or Identity(), PROFILES["quick"], tmp_path)
+
+
+def make_suite(tmp_path, fault="", **changes):
     profile = replace(PROFILES["quick"], share_of_artifacts=0.0)
-    return replace(Suite(REGISTRY, Odd(fault=fault), profile, tmp_path), **changes)
+    return replace(Suite(REGISTRY, FaultyTarget(fault=fault), profile, tmp_path), **changes)
 
 
-def case_of(*calls, x=X, **changes):
-    """Return a case of calls that take x one after the other."""
+def make_case(*calls, x=X, **changes):
+    """Return a case of a chain of calls on x."""
     graph = Graph("case")
     value = graph.add_input(TensorType(x.dtype, tuple(x.shape)), "x")
     build = Builder(graph, REGISTRY.operators)

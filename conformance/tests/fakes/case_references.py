@@ -28,8 +28,8 @@ class Drawing:
         return CaseReference(self.graph, self.inputs)
 
 
-def single(op: str, *operands: object, **attrs: object) -> CaseReference:
-    """Return the reference of a graph of one node."""
+def make_call_reference(op: str, *operands: object, **attrs: object) -> CaseReference:
+    """Return the reference of a graph with one node."""
     drawing = Drawing(*(o for o in operands if isinstance(o, torch.Tensor)))
     values = iter(drawing.values)
     found = drawing.build(op, *(next(values) if isinstance(o, torch.Tensor) else o for o in operands), **attrs)
@@ -40,7 +40,7 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tor
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def tf32(x: torch.Tensor) -> torch.Tensor:
+def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
     """Round to 10 bits of fraction, as tensor cores read their operands."""
     scale = 2.0 ** (torch.frexp(x).exponent - 11)
     return torch.round(x / scale) * scale
