@@ -161,9 +161,9 @@ def clika_compile(
         inputs = (tracing_inputs, calibration_inputs, data_transform_fn, forward_fn)
         settings = (quantization_settings, layer_quantization_settings, pruning_settings, layer_pruning_settings)
         given = CompileInputs(*inputs, *settings, distributed_training_settings)
-        choices = CompileSwitches(
+        switches = CompileSwitches(
             discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name
         )
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
         where = {"deployment": deployment_settings, "logs_dir": logs_dir, "ranks": ranks}
-        return compile_model(module_or_func, given, choices, options=options, **where)
+        return compile_model(module_or_func, given, switches, options=options, **where)

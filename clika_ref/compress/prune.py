@@ -74,8 +74,8 @@ def prune(module: CompiledModule, given: PruningArguments) -> PruningReport:
         request = PruningRequest(given.pruning_settings or PruningSettings(), given.layer_pruning_settings or {})
         settings = {"pruning_settings": request.settings, "layer_pruning_settings": {**request.layers}}
         check_same_settings(settings, ranks)
-        own, are_dealt = _sensitivity_batches(module, graph, data, log)
-        batches = take_batches(gather_batches(ranks, own, are_dealt=are_dealt))
+        own, is_per_rank = _sensitivity_batches(module, graph, data, log)
+        batches = take_batches(gather_batches(ranks, own, is_per_rank=is_per_rank))
         if not batches:
             raise ModelError(NO_BATCHES_ERROR)
         found = prune_graph(graph, request, batches, state.registry.operators, log)
