@@ -21,7 +21,7 @@ def check_removable(asked: NodeProbe, found: DependencyGraph) -> str:
     """Try to remove every other unit of a node, and fix units where that fails; return the reason if none can go."""
     node, units = asked.node, found.units
     values = [*(v for v in node.inputs if isinstance(v, Value)), *node.outputs]
-    free = units.free(u for v in values for some in found.of(v).values() for u in some.tolist())
+    free = units.free(u for v in values for some in found.units_of(v).values() for u in some.tolist())
     families: dict[frozenset[int], list[int]] = {}
     for unit in free:
         families.setdefault(units.families(unit), []).append(unit)
@@ -52,8 +52,8 @@ def find_attributes(asked: NodeProbe, found: DependencyGraph, gone: frozenset[in
         for v, o in zip(node.inputs, asked.operands, strict=True)
     ]
     expected = [select_indices(r, kept[v]) for v, r in zip(node.outputs, asked.results, strict=True)]
-    shapes = {v.type.shape: found.shape(v, kept[v]) for v in node.outputs}
-    lengths = [(len(found.of(v)[axis]), indices) for v, some in kept.items() for axis, indices in some.items()]
+    shapes = {v.type.shape: found.compute_shape(v, kept[v]) for v in node.outputs}
+    lengths = [(len(found.units_of(v)[axis]), indices) for v, some in kept.items() for axis, indices in some.items()]
     for attrs in _candidates(node, lengths, shapes):
         if _is_equivalent(asked, operands, attrs, expected):
             return attrs

@@ -36,7 +36,7 @@ def remove_units(found: DependencyGraph, gone: frozenset[int], sizes: Mapping[st
     graph = found.graph
     made = [v for node in graph.nodes for v in node.outputs]
     kept = {v: some for v in (*graph.constants.values(), *made) if (some := found.remaining_indices(v, gone))}
-    shapes = {v: found.shape(v, some) for v, some in kept.items()}
+    shapes = {v: found.compute_shape(v, some) for v, some in kept.items()}
     attributes = {
         node: _new_attributes(found, node, gone, kept, sizes) for node in graph.nodes if _is_touched(node, kept)
     }
@@ -69,10 +69,10 @@ def _new_attributes(
     sizes: Mapping[str, int],
 ) -> dict[str, Any] | None:
     layer = find_channel_dims(node)
-    if layer is not None and found.of(layer.weight):
+    if layer is not None and found.units_of(layer.weight):
         if layer.groups == 1 or layer.x not in kept:
             return node.attrs
-        groups = layer.groups * len(kept[layer.x][layer.channel]) // len(found.of(layer.x)[layer.channel])
+        groups = layer.groups * len(kept[layer.x][layer.channel]) // len(found.units_of(layer.x)[layer.channel])
         return {**node.attrs, "groups": groups}
     asked = probe_node(node, sizes)
     return find_attributes(asked, found, gone) if isinstance(asked, NodeProbe) else None

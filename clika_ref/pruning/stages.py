@@ -160,7 +160,7 @@ def _decide_removals(
 def _fix_units(found: DependencyGraph, node: Node, every: Sequence[UnitGroup], gone: frozenset[int]) -> None:
     """Fix the units of a node that prevents their removal: all units of groups that were to lose some."""
     values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
-    there = {*found.units.free(u for v in values for some in found.of(v).values() for u in some.tolist())}
+    there = {*found.units.free(u for v in values for some in found.units_of(v).values() for u in some.tolist())}
     for group in every:
         own = there.intersection(group.units)
         for unit in () if gone.isdisjoint(own) else own:

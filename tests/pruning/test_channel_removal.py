@@ -34,7 +34,7 @@ def with_zeros(found, gone):
     """Return a clone in which layers multiply what is going to go by 0, and so miss it."""
     clone = found.graph.clone()
     for layer in found.layers.values():
-        places = found.of(layer.x).get(layer.channel)
+        places = found.units_of(layer.x).get(layer.channel)
         if layer.groups == 1 and places is not None:
             kept = set(found.units.remaining_indices(places, gone).tolist())
             lost = torch.tensor([i for i in range(len(places)) if i not in kept], dtype=torch.int64)
