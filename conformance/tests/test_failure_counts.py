@@ -50,7 +50,9 @@ def test_run_after_expected_failures_other_checks_run(declared, tmp_path, monkey
     (tmp_path / f"{module}.py").write_text(text)
     (tmp_path / "deviations.toml").write_text(declared)
     profile = replace(select_profile("quick"), most_failures=2)
-    request = RunRequest(f"{module}:TARGET", profile, ("fails-always",), workers=1, catalogue={"odd": "odd_level"})
+    request = RunRequest(
+        f"{module}:TARGET", profile, ("fails-always",), workers=1, available_levels={"odd": "odd_level"}
+    )
     record = execute_plan(plan_run(request))
     first, last = (Verdict.XFAIL, Verdict.VALUE) if declared else (Verdict.VALUE, Verdict.NOT_RUN)
     assert [r.verdict for r in record.results] == [first] * 2 + [last] * 2

@@ -14,7 +14,7 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """First line that a worker reads: the target, the profile, and the folders for files."""
+    """The first line that a worker reads: the target, the profile, the levels, and the folders for files."""
 
     target: str
     profile: Profile
@@ -37,7 +37,7 @@ class WorkerSetup:
 
     @classmethod
     def of_json(cls, document: Mapping[str, Any]) -> WorkerSetup:
-        """Return the setup that `explanation_as_json` was called on."""
+        """Return the setup that `as_json` was called on."""
         profile: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document["profile"].items()}
         return cls(**{**document, "profile": Profile(**profile), "path": tuple(document["path"])})
 

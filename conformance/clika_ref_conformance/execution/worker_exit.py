@@ -12,23 +12,23 @@ EXTERNAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP})
 """Signals that are sent from outside: by a user, or by a system without memory."""
 
 EXIT_STATUS_LABEL = "exit status"
-"""Words in a verdict for a worker that exited by itself instead of by a signal."""
+"""Text of a verdict on a worker that exited by itself instead of by a signal."""
 
 
-def judge_exit(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
+def judge_exit(worker: WorkerProcess, output: str) -> tuple[Verdict, str]:
     """Return the verdict on the check that ended a worker, and a message that quotes the worker's output."""
-    quoted = f"; its output:\n{words}" if words else ""
+    quoted = f"; its output:\n{output}" if output else ""
     if worker.overdue:
         limit = f"{worker.seconds:g} s (--case-seconds, and the time to shrink a failure)"
         return Verdict.HANG, f"no result within {limit}; the worker was killed{quoted}"
-    if has_memory_error(words):
+    if has_memory_error(output):
         return Verdict.MEMORY, f"the worker reached its memory limit ({describe_exit(worker)}){quoted}"
     return Verdict.CRASH, f"the worker died ({describe_exit(worker)}){quoted}"
 
 
-def has_memory_error(words: str) -> bool:
+def has_memory_error(output: str) -> bool:
     """Return whether the output of a process reports that it ran out of memory."""
-    return any(phrase in words for phrase in (*OUT_OF_MEMORY_PHRASES, "MemoryError"))
+    return any(phrase in output for phrase in (*OUT_OF_MEMORY_PHRASES, "MemoryError"))
 
 
 def describe_exit(worker: WorkerProcess) -> str:

@@ -27,7 +27,7 @@ MIN_JITTER_RUNS = 3
 """Number of jittered runs that can prove a result correct: without steps, further runs can only widen a bound."""
 
 MAX_AMBIGUOUS_SHARE = 0.05
-"""Share of ambiguous elements above which a correct result proves too little."""
+"""Share of ambiguous elements above which a correct result is inconclusive."""
 
 
 class CaseReference:
