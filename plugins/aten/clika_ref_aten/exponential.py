@@ -67,8 +67,8 @@ def _(op, x):
 
 @expm1.samples
 def _(draw, s):
-    reach = draw(s.choice(3, 1e-4))
-    return s.call(draw(s.tensor(dtype=ALL_DTYPES if reach > 1 else torch.float32, low=-reach, high=reach)))
+    limit = draw(s.choice(3, 1e-4))
+    return s.call(draw(s.tensor(dtype=ALL_DTYPES if limit > 1 else torch.float32, low=-limit, high=limit)))
 
 
 @operator(aten.log.default, error=LOGARITHM_ERROR)
@@ -110,7 +110,7 @@ log10.samples(unary_sampler(dtype=ALL_DTYPES, low=0.1, high=9))
 
 
 def _logarithm(op, x, base: float):
-    """Return the logarithm to ``base``, exact for integer powers of the base: a floor may follow."""
+    """Return the logarithm to ``base``, exact for integer powers of it, since ``floor`` amplifies a rounding error."""
     (x,) = op.promote(x)
     quotient = op.Div(op.Log(x), op.like(x, math.log(base)))
     whole = op.Round(quotient)
@@ -130,18 +130,18 @@ def _(op, x):
 
 def lower_log1p(op, x):
     """Return ``log(1 + x)`` of a float tensor, precise for small ``x``."""
-    raised = op.Add(x, op.like(x, 1))
-    kept = op.Sub(raised, op.like(x, 1))
-    logarithm = op.Log(raised)
-    # Add the rounding error of 1 + x back, to first order. Where there is none, 1 + x may be infinite or 0.
-    mended = op.Add(logarithm, op.Div(op.Sub(x, kept), raised))
-    return op.Where(op.Equal(kept, x), logarithm, mended)
+    total = op.Add(x, op.like(x, 1))
+    rounded = op.Sub(total, op.like(x, 1))
+    logarithm = op.Log(total)
+    # Add the rounding error of 1 + x, to first order. If it is 0, keep the logarithm: 1 + x may be infinite or 0.
+    corrected = op.Add(logarithm, op.Div(op.Sub(x, rounded), total))
+    return op.Where(op.Equal(rounded, x), logarithm, corrected)
 
 
 @log1p.samples
 def _(draw, s):
-    reach = draw(s.choice(9, 1e-4))
-    return s.call(draw(s.tensor(dtype=ALL_DTYPES if reach > 1 else torch.float32, low=-min(reach, 0.6), high=reach)))
+    limit = draw(s.choice(9, 1e-4))
+    return s.call(draw(s.tensor(dtype=ALL_DTYPES if limit > 1 else torch.float32, low=-min(limit, 0.6), high=limit)))
 
 
 @operator(aten.logaddexp.default, error=LOGARITHM_ERROR)
@@ -172,12 +172,12 @@ def _(op, x, y):
 logaddexp2.samples(binary_sampler(dtype=(torch.float32, torch.float64), number=False, low=-9, high=9))
 
 
-def _lower_logaddexp(op, x, y, of_base: float):
-    """Return ``max(x, y) + log(1 + base ** -|x - y|)``; Softplus computes the second term."""
+def _lower_logaddexp(op, x, y, log_base: float):
+    """Return ``max(x, y) + log(1 + base ** -|x - y|) / log_base``; Softplus computes the logarithm."""
     x, y = op.promote(x, y)
     distance = op.Where(op.Equal(x, y), op.like(x, 0), op.Abs(op.Sub(x, y)))  # inf - inf is NaN, not 0
-    more = op.Softplus(op.Mul(distance, op.like(x, -of_base)))
-    return op.Add(op.Max(x, y), more if of_base == 1 else op.Div(more, op.like(x, of_base)))
+    softplus = op.Softplus(op.Mul(distance, op.like(x, -log_base)))
+    return op.Add(op.Max(x, y), softplus if log_base == 1 else op.Div(softplus, op.like(x, log_base)))
 
 
 @operator(aten.logit.default, aten.special_logit.default, error=LOGARITHM_ERROR)
@@ -245,7 +245,7 @@ erf.samples(unary_sampler(dtype=ALL_DTYPES))
 
 @operator(aten.erfc.default, aten.special_erfc.default, error=ulp(16))
 def erfc(x: Tensor) -> Tensor:
-    """``1 - erf(x)``, elementwise, precise where it is small."""
+    """``1 - erf(x)``, elementwise, precise for small results."""
     return torch.erfc(x)
 
 
