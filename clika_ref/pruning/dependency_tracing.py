@@ -158,7 +158,7 @@ def _propagate(
 
 
 def _split_shuffled(found: DependencyGraph, node: Node) -> None:
-    """Split a permuted dim into as many parts as an attribute of the node says, for channel shuffles.
+    """Split a permuted dim into the number of parts that an attribute of the node states, for channel shuffles.
 
     The parts are crossed like heads: whole parts may be removed, or the same indices within each part.
     """

@@ -18,7 +18,7 @@ from clika_ref_conformance.execution.worker_process import START_TIMEOUT_S, get_
 from clika_ref_conformance.targets.loading import load_target
 
 FINISHED_STATUS = 64
-"""Exit status of a trial that finished, whether the target was loaded or rejected. The target causes all others."""
+"""Exit status of a probe that finished, whether the target was loaded or rejected. The target causes all others."""
 
 
 def probe_target(text: str) -> None:

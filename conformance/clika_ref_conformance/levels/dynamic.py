@@ -257,7 +257,7 @@ def _count_dims(drawing: ReplayableCall) -> int:
 
 
 def _classify_decisions(drawing: ReplayableCall) -> list[tuple[int, object]]:
-    """Return the decisions of a drawn call as classes, as exact values, such as the last index of a dim, say less.
+    """Return the decisions of a drawn call as classes, since exact values differ for each size, as a last index does.
 
     They include the resulting attributes, as samples may reach one in several ways.
     """

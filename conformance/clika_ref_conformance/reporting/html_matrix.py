@@ -1,4 +1,4 @@
-"""Report for humans: one self-contained HTML file, with the worst cases behind every cell."""
+"""HTML report for humans: one self-contained file. A click on a cell opens its worst cases."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from clika_ref_conformance.drawing.calls.dtypes import DtypeSelector, has_dtype,
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedDtypeError, draw_call
 
 MAX_OPTIONS_PER_CHOICE = 8
-"""Maximum number of options of one choice; a longer list is thinned out, keeping its ends."""
+"""Maximum number of options of one choice; a longer list is thinned out, except for its first and last option."""
 
 EQUAL_WEIGHTS = (1, 1, 1)
 """Weights of three equally frequent options; ranks have other weights, as low ranks show few faults."""

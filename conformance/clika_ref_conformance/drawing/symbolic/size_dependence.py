@@ -133,7 +133,7 @@ def _repeat_decision(description: Any, before: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ReplayableCall:
-    """A drawn call, the decisions behind it, and the ranges of those that may be sizes."""
+    """A drawn call, the decisions that produced it, and the ranges of those that may be sizes."""
 
     op: Operator
     seed: str
