@@ -142,15 +142,15 @@ def _draw_layer(canvas: Canvas, y: float, packages: Sequence[tuple[str, str]], c
     gap = 10.0
     width = (MAX_WIDTH - 2 * MARGIN - gap * (len(packages) - 1)) / len(packages)
     name_width = max(measure_text(name, 12) for name, _ in packages) + 20
-    beside = width - name_width > 400  # else the summary is below the name
-    texts = [wrap(summary, (width - name_width if beside else width) - 20) for _, summary in packages]
+    is_next_to_name = width - name_width > 400  # else the summary is below the name
+    texts = [wrap(summary, (width - name_width if is_next_to_name else width) - 20) for _, summary in packages]
     lines = max(map(len, texts))
-    height = max(lines, 1) * LINE_HEIGHT + (13 if beside else 30)
+    height = max(lines, 1) * LINE_HEIGHT + (13 if is_next_to_name else 30)
     for number, ((name, _), summary) in enumerate(zip(packages, texts, strict=True)):
         x = MARGIN + number * (width + gap)
         canvas.box(x, y, width, height, fill=colors.background, stroke=colors.title)
         canvas.text(x + 10, y + 18, name, size=12, color=colors.title, is_bold=True)
-        indent, baseline = (name_width, y + 18) if beside else (10.0, y + 34)
+        indent, baseline = (name_width, y + 18) if is_next_to_name else (10.0, y + 34)
         for line in summary:
             canvas.text(x + indent, baseline, line, color=FAINT_COLOR, max_width=x + width - (x + indent))
             baseline += LINE_HEIGHT
