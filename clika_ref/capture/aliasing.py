@@ -146,8 +146,8 @@ class AliasTracker:
                 )
                 raise ModelError(msg)
             base = self.current_value(entry.parent)
-            which = {"index": index} if len(entry.sibling_types) > 1 else {}
-            self.write(entry.parent, op.write_back_rule(self._builder(), base, new, **attrs, **which))
+            keyword = {"index": index} if len(entry.sibling_types) > 1 else {}
+            self.write(entry.parent, op.write_back_rule(self._builder(), base, new, **attrs, **keyword))
         entry.value = new
         entry.version = entry.memory.version
 

@@ -147,7 +147,7 @@ def drop_rejected_symbols(found: SymbolicCall, suite: Suite) -> SymbolicCall | s
     fixed: list[SizeDecision] = []
     while (reason := _compile_error(found.graph, suite)) is not None:
         words = set(re.findall(r"\w+", reason))
-        rejection = [place for place in found.varied_sizes if str(place.symbol) in words]
+        rejection = [decision for decision in found.varied_sizes if str(decision.symbol) in words]
         if not rejection:
             return found
         fixed += rejection

@@ -50,15 +50,15 @@ def make_dim_dynamic(case: GraphCase) -> GraphCase | None:
 
 
 def _find_candidate_lengths(graph: Graph) -> list[int]:
-    sides = {side for value in graph.inputs for side in value.type.shape if isinstance(side, int)}
-    return sorted((side for side in sides if side > 1), reverse=True)
+    sizes = {size for value in graph.inputs for size in value.type.shape if isinstance(size, int)}
+    return sorted((size for size in sizes if size > 1), reverse=True)
 
 
 def _make_symbolic(whole: Graph, length: int) -> Graph | None:
     graph = Graph(whole.name)
     values: dict[Value, Value] = {}
     for value in whole.inputs:
-        shape = tuple(BATCH if side == length else side for side in value.type.shape)
+        shape = tuple(BATCH if size == length else size for size in value.type.shape)
         values[value] = graph.add_input(TensorType(value.type.dtype, shape), value.name)
         if BATCH in shape and not graph.symbols:
             graph.symbols[BATCH.name] = Symbol(BATCH.name, 0, None, SymbolSource(value.name, shape.index(BATCH)))
@@ -115,13 +115,13 @@ def _resize_dynamic_dims(tensor: torch.Tensor, value: Value, length: int | None)
     Repeated elements are shifted if a reader has no unique result for equal elements.
     """
     is_compared = any(isinstance(use.user, Node) and _has_unique_elements(use.user.op) for use in value.uses)
-    for dim, side in enumerate(value.type.shape):
-        if side == BATCH and length is not None:
-            places = torch.arange(length)
-            turns = (places // tensor.shape[dim]).reshape(-1, *[1] * (tensor.ndim - dim - 1))
+    for dim, size in enumerate(value.type.shape):
+        if size == BATCH and length is not None:
+            positions = torch.arange(length)
+            turns = (positions // tensor.shape[dim]).reshape(-1, *[1] * (tensor.ndim - dim - 1))
             shifts = is_compared and tensor.numel() and tensor.dtype is not torch.bool
             span = tensor.max() - tensor.min() + 1 if shifts else None
-            tensor = tensor.index_select(dim, places % tensor.shape[dim])
+            tensor = tensor.index_select(dim, positions % tensor.shape[dim])
             tensor = tensor if span is None else tensor + (turns * span).to(tensor.dtype)
     return tensor
 
