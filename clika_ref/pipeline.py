@@ -1,4 +1,4 @@
-"""The compilation pipeline from a model to a ClikaModule: capture, clean, prune, adapt, quantize, wrap."""
+"""The compilation pipeline from a model to a ClikaModule: capture, clean, prune, add adapters, quantize, wrap."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class CompileRequest:
 
     @property
     def unread(self) -> LazyDataset | None:
-        """The calibration data, if this compilation neither quantizes nor traces with it."""
+        """The calibration data, if this compilation does not quantize or trace with it; the module keeps it."""
         return self.data if self.quantization_settings is None and self.tracing_inputs is not None else None
 
 
@@ -122,11 +122,11 @@ def compile_model(
     module_or_func: torch.nn.Module | Callable[..., Any], given: CompileRequest, ranks: Ranks
 ) -> torch.nn.Module | ClikaModule:
     """Compile a model from the checked arguments of `clika_compile`."""
-    check_same_settings(_settings_to_compare(given), ranks)
+    check_same_settings(_collect_settings_to_compare(given), ranks)
     callee = replace(_check_callee(module_or_func), is_preserved=not given.discard_input_model or given.is_dry_run)
-    registry = _registry_for(given.deployment_settings)
+    registry = _load_registry_for(given.deployment_settings)
     with CompilationLog.open(given.logs_dir, console=ranks.is_first) as log:
-        log.write_header(_settings_to_log(given))
+        log.write_header(_collect_settings_to_log(given))
         _warn_about_arguments(given, ranks, log)
         module = _compile(_CompileContext(callee, given, registry, log, ranks))
     if module is None:
@@ -136,11 +136,49 @@ def compile_model(
     return module
 
 
-def _settings_to_compare(given: CompileRequest) -> dict[str, Any]:
+def _check_callee(module_or_func: Any) -> TracedCallable:
+    """Return the callable to compile; reject compiled modules, and weights that a graph cannot contain."""
+    if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
+        raise ModelError(
+            "cannot compile the module: it is a ClikaModule already. Compile the original model, or export this "
+            "one with clika_export."
+        )
+    reject_torchscript(module_or_func)
+    callee = make_callable(module_or_func)
+    check_weights(callee.module)
+    return callee
+
+
+def _load_registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
+    """Load the plugins, and fail early if none provides the target."""
+    registry = load_registry()
+    if deployment is not None:
+        target_for(deployment, registry)
+    return registry
+
+
+def _collect_settings_to_compare(given: CompileRequest) -> dict[str, Any]:
     """Return the arguments of `clika_compile` that must be equal on all ranks, by name."""
     found = {name: getattr(given, name) for name in COMPARED_ARGUMENTS}
     layers = {name: found[name] or None for name in LAYER_SETTINGS_TYPES}
     return found | layers | {"dynamic": given.dynamic is not False}
+
+
+def _collect_settings_to_log(given: CompileRequest) -> dict[str, dict[str, Any]]:
+    options, deployment = given.clika_compile_options, given.deployment_settings
+    switches = {name: getattr(given, name) for name in SWITCH_ARGUMENTS}
+    distributed = given.distributed_training_settings
+    chosen = {
+        "Quantization": given.quantization_settings,
+        "Pruning": given.pruning_settings,
+        "LoRA": options.global_lora_settings,
+    }
+    return {
+        "Compilation Settings": {**switches, **vars(options)},
+        **({"Distributed Training Settings": vars(distributed)} if distributed else {}),
+        **{f"Global {name} Settings": vars(settings) for name, settings in chosen.items() if settings},
+        "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
+    }
 
 
 def _warn_about_arguments(given: CompileRequest, ranks: Ranks, log: CompilationLog) -> None:
@@ -166,7 +204,7 @@ class _CompileContext:
 def _compile(context: _CompileContext) -> ClikaModule | None:
     """Run the pipeline; return None at the end of a dry run."""
     callee, given, registry, log = context.callee, context.given, context.registry, context.log
-    request = _quantization_request(context)
+    request = _make_quantization_request(context)
     with _evaluation_mode(context), _outside_inference_mode():
         calls, data = _prepare_calls(context)
         _warn_of_nan_weights(callee, log)
@@ -175,7 +213,7 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
         with outside_autocast():
             _clean(captured, context)
             _prune(captured, data, context)
-            _adapt(captured, context)
+            _add_adapters(captured, context)
             if context.ranks.is_distributed:
                 check_same_model(fingerprint(captured.graph), context.ranks)
             calibration, found = _quantize(captured, request, data, context) if request and data else (None, None)
@@ -185,14 +223,9 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
             module = _wrap(captured, context)
         if given.clika_compile_options.global_lora_settings is not None:
             freeze_base(module)
-    examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
-    read = len(examples) if calibration is None else calibration.sizes.total()
-    are_data = given.tracing_inputs is None and len(examples) >= read  # false if only a part was traced
-    state = module.clika_state
-    state.examples, state.examples_are_data, state.unread = examples, are_data, given.unread
-    state.example_sizes = Counter(symbol_sizes_of(state.graph, inputs) for inputs in examples)
-    state.idle_dropouts = dropouts
-    state.record_log(log)
+    _record_examples(module, captured, calibration, context.given)
+    module.clika_state.idle_dropouts = dropouts
+    module.clika_state.record_log(log)
     if request is not None and calibration is not None and found is not None:
         quantized = QuantizationState(request.target.name, found.plan, calibration.model, found)
         set_quantization(module, quantized, calibration, request)
@@ -201,8 +234,47 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
     return module.train(training)
 
 
-def _quantization_request(context: _CompileContext) -> QuantizationRequest | None:
-    """Return the quantization request, None if the model stays float."""
+@contextlib.contextmanager
+def _evaluation_mode(context: _CompileContext) -> Iterator[None]:
+    """Set the model to eval mode, unless disabled; restore the mode if the caller may go on using the model.
+
+    That is the case if the original is kept, if it is in the closure of a compiled function, and after a failure.
+    """
+    callee = context.callee
+    modes = [(m, m.training) for m in callee.module.modules()]
+    is_restored = True  # also after a failure
+    if not context.given.skip_eval_set_mode:
+        _set_eval(callee.module)
+    try:
+        yield
+        is_restored = callee.is_preserved or callee.is_function
+    finally:
+        if is_restored:
+            for module, training in modes:
+                module.training = training
+
+
+def _set_eval(module: torch.nn.Module) -> None:
+    """Call ``eval()``, which some modules do not support."""
+    try:
+        module.eval()
+    except NotImplementedError as error:
+        raise ModelError(
+            f"cannot set {type(module).__name__} to eval mode: {error} Compile the model that was exported, or "
+            "pass skip_eval_set_mode=True to keep the mode of its export."
+        ) from error
+
+
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode, since tracers cannot follow its tensors; the gradient mode of the caller stays."""
+    is_grad_enabled = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(is_grad_enabled):
+        yield
+
+
+def _make_quantization_request(context: _CompileContext) -> QuantizationRequest | None:
+    """Return the quantization request, None if the model is_restored float."""
     given, settings = context.given, context.given.quantization_settings
     if settings is None or given.deployment_settings is None:
         return None
@@ -211,7 +283,7 @@ def _quantization_request(context: _CompileContext) -> QuantizationRequest | Non
 
 
 def _prepare_calls(context: _CompileContext) -> tuple[list[ModelCall], CalibrationInputs | None]:
-    """Return the calls to trace, and the calibration data; the calls may be taken from it."""
+    """Return the calls to trace, and the calibration data; without tracing inputs, the calls are its first ones."""
     given, data = context.given, None
     if given.quantization_settings is not None and given.data is not None:
         data = given.data.start()
@@ -221,82 +293,10 @@ def _prepare_calls(context: _CompileContext) -> tuple[list[ModelCall], Calibrati
     return make_calls(context.callee, inputs, given.data_transform_fn, given.forward_fn), data
 
 
-def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _CompileContext) -> None:
-    """Prune the graph, if requested, with the first batches of the data, or else the tracing inputs."""
-    given, signature = context.given, captured.signature
-    if given.pruning_settings is None:
-        return
-    batches: Iterable[Sequence[torch.Tensor]] = map(signature.graph_inputs, captured.calls)
-    if data is None and given.unread is not None and given.unread.is_rereadable:
-        data = given.unread.start()
-    if data is not None:
-        batches = iter_graph_inputs(captured.graph, signature, data.peek(context.callee), context.log)
-    elif given.tracing_inputs is not None:
-        context.log.warning(PRUNING_ON_TRACING_INPUTS)
-    request = PruningRequest(given.pruning_settings, given.layer_pruning_settings or {})
-    are_dealt = data is not None or given.tracing_inputs is None
-    few = take_batches(batches, MIN_PRUNING_SAMPLES)
-    chosen = take_batches(gather_batches(context.ranks, few, are_dealt=are_dealt), MIN_PRUNING_SAMPLES)
-    if not chosen:
-        raise ModelError(NO_BATCHES_ERROR)
-    prune_graph(captured.graph, request, chosen, context.registry.operators, context.log)
-
-
-def _adapt(captured: CaptureResult, context: _CompileContext) -> None:
-    """Attach adapters, if requested; all other parameters are frozen once the module is built."""
-    settings = context.given.clika_compile_options.global_lora_settings
-    if settings is not None:
-        attach_adapters(captured.graph, settings, context.registry.operators, context.log)
-        broadcast_from_rank0(context.ranks, random_matrices(captured.graph))
-
-
-def _quantize(
-    captured: CaptureResult, request: QuantizationRequest, data: CalibrationInputs, context: _CompileContext
-) -> tuple[Calibration, Quantization]:
-    """Calibrate the graph and decide which layers to quantize."""
-    batches = iter_graph_inputs(captured.graph, captured.signature, data.calls(context.callee), context.log)
-    calibration = prepare_calibration(captured.graph, request, context.registry)
-    common, ranks = (request, context.registry, context.log), context.ranks
-    try:
-        stages = calibrate_graph(calibration, batches, *common, model=captured.graph, total=data.count, ranks=ranks)
-    except BaseException:  # including an interrupt
-        if calibration.table.batches and not context.given.clika_compile_options.ranges_file:
-            context.log.show(RANGES_LOST.format(calibration.table.batches))
-        raise
-    return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)
-
-
-@contextlib.contextmanager
-def _outside_inference_mode() -> Iterator[None]:
-    """Leave inference mode, since tracers cannot follow its tensors; the gradient mode of the caller stays."""
-    are_recorded = torch.is_grad_enabled()
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(are_recorded):
-        yield
-
-
-def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
-    """Load the plugins, and fail early if none provides the target."""
-    registry = load_registry()
-    if deployment is not None:
-        target_for(deployment, registry)
-    return registry
-
-
-def _settings_to_log(given: CompileRequest) -> dict[str, dict[str, Any]]:
-    options, deployment = given.clika_compile_options, given.deployment_settings
-    switches = {name: getattr(given, name) for name in SWITCH_ARGUMENTS}
-    distributed = given.distributed_training_settings
-    chosen = {
-        "Quantization": given.quantization_settings,
-        "Pruning": given.pruning_settings,
-        "LoRA": options.global_lora_settings,
-    }
-    return {
-        "Compilation Settings": {**switches, **vars(options)},
-        **({"Distributed Training Settings": vars(distributed)} if distributed else {}),
-        **{f"Global {what} Settings": vars(settings) for what, settings in chosen.items() if settings},
-        "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
-    }
+def _warn_of_nan_weights(callee: TracedCallable, log: CompilationLog) -> None:
+    warning = nan_warning(dict([*callee.module.named_parameters(), *callee.module.named_buffers()]))
+    if warning is not None:
+        log.warning(warning)
 
 
 def _capture(calls: list[ModelCall], context: _CompileContext) -> CaptureResult:
@@ -326,19 +326,64 @@ def _capture(calls: list[ModelCall], context: _CompileContext) -> CaptureResult:
     return captured
 
 
+def _count_idle_dropouts(model: torch.nn.Module) -> int:
+    """Return how many dropouts are off, as in eval mode; functional calls are not counted."""
+    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    return sum(module.p > 0 and not module.training for module in dropouts)
+
+
 def _clean(captured: CaptureResult, context: _CompileContext) -> None:
     with context.log.stage("Cleaning") as stage:
-        are_checked = context.given.clika_compile_options.check_passes
-        example = captured.signature.graph_inputs(captured.calls[0]) if are_checked else None
+        is_checked = context.given.clika_compile_options.check_passes
+        example = captured.signature.graph_inputs(captured.calls[0]) if is_checked else None
         before = len(captured.graph)
         context.log.report_removals(clean_graph(captured.graph, context.registry, example))
         stage.done(f"{before:,} to {len(captured.graph):,} nodes")
 
 
-def _count_idle_dropouts(model: torch.nn.Module) -> int:
-    """Return how many dropouts are off, as in eval mode; functional calls are not counted."""
-    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd)]
-    return sum(module.p > 0 and not module.training for module in dropouts)
+def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _CompileContext) -> None:
+    """Prune the graph, if requested, with the first batches of the data, or else the tracing inputs."""
+    given, signature = context.given, captured.signature
+    if given.pruning_settings is None:
+        return
+    batches: Iterable[Sequence[torch.Tensor]] = map(signature.graph_inputs, captured.calls)
+    if data is None and given.unread is not None and given.unread.is_rereadable:
+        data = given.unread.start()
+    if data is not None:
+        batches = iter_graph_inputs(captured.graph, signature, data.peek(context.callee), context.log)
+    elif given.tracing_inputs is not None:
+        context.log.warning(PRUNING_ON_TRACING_INPUTS)
+    request = PruningRequest(given.pruning_settings, given.layer_pruning_settings or {})
+    is_per_rank = data is not None or given.tracing_inputs is None
+    few = take_batches(batches, MIN_PRUNING_SAMPLES)
+    chosen = take_batches(gather_batches(context.ranks, few, is_per_rank=is_per_rank), MIN_PRUNING_SAMPLES)
+    if not chosen:
+        raise ModelError(NO_BATCHES_ERROR)
+    prune_graph(captured.graph, request, chosen, context.registry.operators, context.log)
+
+
+def _add_adapters(captured: CaptureResult, context: _CompileContext) -> None:
+    """Attach adapters, if requested. The other parameters are frozen later, when the module is built."""
+    settings = context.given.clika_compile_options.global_lora_settings
+    if settings is not None:
+        attach_adapters(captured.graph, settings, context.registry.operators, context.log)
+        broadcast_from_rank0(context.ranks, random_matrices(captured.graph))
+
+
+def _quantize(
+    captured: CaptureResult, request: QuantizationRequest, data: CalibrationInputs, context: _CompileContext
+) -> tuple[Calibration, Quantization]:
+    """Calibrate the graph and decide which layers to quantize."""
+    batches = iter_graph_inputs(captured.graph, captured.signature, data.calls(context.callee), context.log)
+    calibration = prepare_calibration(captured.graph, request, context.registry)
+    common, ranks = (request, context.registry, context.log), context.ranks
+    try:
+        stages = calibrate_graph(calibration, batches, *common, model=captured.graph, total=data.count, ranks=ranks)
+    except BaseException:  # including an interrupt
+        if calibration.table.batches and not context.given.clika_compile_options.ranges_file:
+            context.log.show(RANGES_LOST.format(calibration.table.batches))
+        raise
+    return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)
 
 
 def _wrap(captured: CaptureResult, context: _CompileContext) -> ClikaModule:
@@ -360,51 +405,14 @@ def _copy_tensor(data: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(copy, data.requires_grad) if isinstance(data, torch.nn.Parameter) else copy
 
 
-def _check_callee(module_or_func: Any) -> TracedCallable:
-    """Return the callable to compile; reject compiled modules, and weights that no graph can hold."""
-    if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
-        raise ModelError(
-            "cannot compile the module: it is a ClikaModule already. Compile the original model, or export this "
-            "one with clika_export."
-        )
-    reject_torchscript(module_or_func)
-    callee = make_callable(module_or_func)
-    check_weights(callee.module)
-    return callee
-
-
-def _warn_of_nan_weights(callee: TracedCallable, log: CompilationLog) -> None:
-    warning = nan_warning(dict([*callee.module.named_parameters(), *callee.module.named_buffers()]))
-    if warning is not None:
-        log.warning(warning)
-
-
-def _set_eval(module: torch.nn.Module) -> None:
-    """Call ``eval()``, which some modules do not support."""
-    try:
-        module.eval()
-    except NotImplementedError as error:
-        raise ModelError(
-            f"cannot set {type(module).__name__} to eval mode: {error} Compile the model that was exported, or "
-            "pass skip_eval_set_mode=True to keep the mode of its export."
-        ) from error
-
-
-@contextlib.contextmanager
-def _evaluation_mode(context: _CompileContext) -> Iterator[None]:
-    """Set the model to eval mode, unless disabled; restore the mode if the original is kept, and after a failure.
-
-    It is also restored for a module found in a function's closure, which others may call.
-    """
-    callee = context.callee
-    modes = [(m, m.training) for m in callee.module.modules()]
-    stays = True  # also after a failure
-    if not context.given.skip_eval_set_mode:
-        _set_eval(callee.module)
-    try:
-        yield
-        stays = callee.is_preserved or callee.is_function
-    finally:
-        if stays:
-            for module, training in modes:
-                module.training = training
+def _record_examples(
+    module: ClikaModule, captured: CaptureResult, calibration: Calibration | None, given: CompileRequest
+) -> None:
+    """Keep the traced calls and the unread calibration data in the state of the module."""
+    state = module.clika_state
+    state.examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
+    calibrated = len(state.examples) if calibration is None else calibration.sizes.total()
+    is_traced_whole = len(state.examples) >= calibrated  # tracing takes the first calls of the data only
+    state.examples_are_data = given.tracing_inputs is None and is_traced_whole
+    state.unread = given.unread
+    state.example_sizes = Counter(symbol_sizes_of(state.graph, inputs) for inputs in state.examples)

@@ -1,8 +1,8 @@
-"""Quantize and train a network in two processes, each of which reads a half of the data, and end with one model.
+"""Quantize and train a network in two processes. Each reads half of the data, and both end with the same model.
 
 `torchrun --nproc-per-node 2 examples/ddp_quantize.py [where/to/write.onnx]`, or without torchrun, which it then starts
-by itself. It takes some forty seconds. On a machine with GPUs, take the backend nccl and a device for each rank:
-docs/distributed.md says which lines change.
+by itself. It takes some forty seconds. On a machine with GPUs, use the backend nccl and a device for each rank:
+docs/distributed.md lists the lines to change.
 """
 
 import hashlib
@@ -37,9 +37,9 @@ BATCH = 32
 TEST_SAMPLES = 450
 
 
-@record  # what ends one rank is what torchrun shows in the end, and not that the other one was stopped
+@record  # torchrun then shows the error of the failed rank, not the end of the other one
 def main(path: Path) -> None:
-    """Tell the story of one of the processes: train, quantize together, train in integers, export."""
+    """Run one of the processes: train, quantize together, fine-tune with fake quantization, export."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same weights on each rank
     images, labels = digits()
@@ -48,11 +48,11 @@ def main(path: Path) -> None:
 
     model = network()
     train(DistributedDataParallel(model), loader, EPOCHS, rate=2e-3)
-    for statistics in model.buffers():  # of which each rank has its own after the last step
+    for statistics in model.buffers():  # batch norm statistics differ between ranks after the last step
         dist.broadcast(statistics, 0)
     accuracies["float"] = accuracy(model.eval(), images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
 
-    # Batches are dealt in turns: the plan is that of one process which reads all of them, bit for bit.
+    # Ranks take batches in turns: the plan is bit for bit that of a single process that reads all of them.
     batches = images[TEST_SAMPLES:].split(BATCH)
     own = [*itertools.islice(batches, dist.get_rank(), None, dist.get_world_size())]
     module = clika_compile(
@@ -68,20 +68,20 @@ def main(path: Path) -> None:
     trained = clika_distribute(module, DISTRIBUTED_SETTINGS, steps=len(loader))
     train(trained, loader, QAT_EPOCHS, rate=2e-4)
     trained.eval()
-    accuracies["trained in integers"] = accuracy(module, images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
+    accuracies["after QAT"] = accuracy(module, images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
 
     print(f"rank {dist.get_rank()}: {len(own)} batches read, weights and scales {digest(module)}", flush=True)
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         module.clika_export(path)
         rows = [(name, f"{100 * share:.2f} %") for name, share in accuracies.items()]
-        print_table(["", "accuracy"], rows, title=f"\n  On {TEST_SAMPLES} handwritten digits that no training has seen")
-    dist.barrier()  # the other rank waits for the export, or torchrun would think that it has finished early
+        print_table(["", "accuracy"], rows, title=f"\n  On {TEST_SAMPLES} handwritten test digits")
+    dist.barrier()  # the other rank waits for the export; otherwise torchrun would take it for finished early
     dist.destroy_process_group()
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """Return images ``[n, 1, 8, 8]`` from 0 to 1 and labels ``[n]``, in an order that tells nothing."""
+    """Return images ``[n, 1, 8, 8]`` from 0 to 1 and labels ``[n]``, shuffled."""
     found: Any = load_digits()
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
     images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -89,7 +89,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def share_of(images: Tensor, labels: Tensor) -> DataLoader:
-    """Return batches of the images that this rank trains on, as many as on each other rank."""
+    """Return the training batches of this rank; all ranks have equally many."""
     data = TensorDataset(images, labels)
     return DataLoader(data, BATCH, sampler=DistributedSampler(data, drop_last=True), drop_last=True)
 
@@ -104,7 +104,7 @@ def network() -> nn.Module:
 
 
 def train(model: nn.Module, loader: DataLoader, epochs: int, rate: float) -> None:
-    """Train in whatever loop one has: each step takes the mean of the gradients of all ranks."""
+    """Train in an ordinary loop: DDP averages the gradients of all ranks at each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     model.train()
     sampler: Any = loader.sampler  # a DistributedSampler: see share_of
@@ -118,21 +118,21 @@ def train(model: nn.Module, loader: DataLoader, epochs: int, rate: float) -> Non
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of images that are told right."""
+    """Return the accuracy, from 0 to 1."""
     return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def digest(module: ClikaModule) -> str:
-    """Return some digits that are equal where all parameters are, bit for bit."""
-    mark = hashlib.sha256()
+    """Return the first 16 digits of a hash of all parameters."""
+    found = hashlib.sha256()
     for parameter in module.parameters():
-        mark.update(parameter.detach().numpy().tobytes())
-    return mark.hexdigest()[:16]
+        found.update(parameter.detach().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 if __name__ == "__main__":
-    place = sys.argv[1] if len(sys.argv) > 1 else "build/ddp_quantize.onnx"
-    if "RANK" in os.environ:  # which torchrun sets
-        main(Path(place))
+    path = sys.argv[1] if len(sys.argv) > 1 else "build/ddp_quantize.onnx"
+    if "RANK" in os.environ:  # set by torchrun
+        main(Path(path))
     else:
-        torchrun(["--standalone", "--nproc-per-node", "2", __file__, place])
+        torchrun(["--standalone", "--nproc-per-node", "2", __file__, path])

@@ -1,4 +1,4 @@
-"""A pass between two stages: the gain in INT8 if every SiLU becomes a Hardswish before calibration.
+"""A custom pass between two stages: the SQNR in INT8 if every SiLU becomes a Hardswish before calibration.
 
 `python examples/insert_a_pass.py` takes ten seconds. docs/stages.md runs every stage by hand.
 """
@@ -14,7 +14,7 @@ from clika_ref.core.rewriter import apply_rules, rule
 
 @rule("silu")
 def silu_to_hardswish(node: Node, build: Builder) -> Value:
-    """``hardswish(x)`` for ``silu(x)``: other numbers, so it is no pass that a plugin may add, but an experiment."""
+    """Replace ``silu(x)`` by ``hardswish(x)``: an experiment, since passes of plugins must not change results."""
     return build("hardswish", node.inputs[0])
 
 
@@ -26,13 +26,15 @@ def main(model: nn.Module, data: list[Tensor]) -> None:
     for name, rules in {"as it is": [], "with Hardswish": [silu_to_hardswish]}.items():
         graph = stages.capture(callee, stages.make_calls(callee, data[:1]), registry).graph
         stages.clean_graph(graph, registry)
-        fired = apply_rules(graph, rules, registry.operators)  # the pass of one's own
+        replaced = apply_rules(graph, rules, registry.operators)  # the custom pass
         calibration = stages.prepare_calibration(graph, request, registry)
         pipeline = stages.calibrate_graph(calibration, batches, request, registry, log, model=graph)
         quantized = stages.quantize_for_target(graph, pipeline.decide().plan, target, registry)
         (exact,), (found,) = (stages.interpret(g, data[:1])[0] for g in (graph, quantized))
         own, whole = sqnr(exact, found), sqnr(model(data[0]), found)
-        print(f"{name}: {fired} nodes replaced, {own:.1f} dB against its own float, {whole:.1f} dB against the model")
+        print(
+            f"{name}: {replaced} nodes replaced, {own:.1f} dB against its own float, {whole:.1f} dB against the model"
+        )
 
 
 def sqnr(exact: Tensor, found: Tensor) -> float:

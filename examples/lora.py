@@ -1,4 +1,4 @@
-"""Teach a network in four bits two new tasks, with an adapter for each, while its weights stay as they are.
+"""Train an adapter for each of two new tasks on one INT4 network, whose weights do not change.
 
 `python examples/lora.py [folder/to/write/to]`. It takes some twenty seconds.
 """
@@ -35,11 +35,11 @@ TASKS: Mapping[str, Images] = {
     "turned": lambda images: images.rot90(1, (1, 2)),
     "mirrored": lambda images: images.flip(2),
 }
-"""What becomes of the images that the network was trained on."""
+"""Changes of the images that the network was trained on, by task."""
 
 
 def main(folder: Path) -> None:
-    """Tell the whole story: train, compile to four bits, adapt, save the adapters, load each, export."""
+    """Train, quantize weights to INT4, train and save an adapter per task, then load and export each."""
     torch.manual_seed(0)
     train_images, test_images, train_labels, test_labels = digits()
     model = network()
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
 
     module = clika_compile(
         model,
-        tracing_inputs=[train_images[:2], train_images[:3]],  # so that the first side is dynamic
+        tracing_inputs=[train_images[:2], train_images[:3]],  # the batch differs, so it becomes dynamic
         calibration_inputs=train_images.split(BATCH)[:8],
         quantization_settings=QuantizationSettings(
             prefer_weights_only_quantization=True,
@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
 
     rows = [("as trained", percent(module, test_images, test_labels), "", "")]
     for task, change in TASKS.items():
-        # An adapter is all that is trained, and all that is kept: the base is one and the same for every task.
+        # Only the adapter is trained and saved; all tasks share the base model.
         module.clika_load_lora_state_dict(untrained)
         before = percent(module, change(test_images), test_labels)
         train(module, change(train_images), train_labels, ADAPTER_EPOCHS, rate=1e-2)
@@ -77,9 +77,9 @@ def main(folder: Path) -> None:
     for task, change in TASKS.items():
         module.clika_load_lora_state_dict(safetensors.torch.load_file(folder / f"{task}.safetensors"))
         path = folder / f"{task}.onnx"
-        module.clika_export(path)  # the weights in four bits, the adapter beside them
+        module.clika_export(path)  # INT4 weights, and the unmerged adapter next to them
         rows.append((path.name, f"{kibibytes(path):.0f} KiB", percent(runner(path), change(test_images), test_labels)))
-    rows.append(("float weights alone", f"{sum(p.nbytes for p in model.parameters()) / 1024:.0f} KiB", ""))
+    rows.append(("float weights", f"{sum(p.nbytes for p in model.parameters()) / 1024:.0f} KiB", ""))
     print_table(["file", "size", "accuracy in ONNX Runtime"], rows, title="\n  One base, two files")
 
 
@@ -98,7 +98,7 @@ def network() -> nn.Module:
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int, rate: float) -> None:
-    """Train what requires gradients, as usual, and leave the model in eval mode."""
+    """Train the parameters that require gradients, and leave the model in eval mode."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate)
     model.train()
     for _ in SimpleProgressBar(range(epochs), desc="Training", unit="epoch"):
@@ -110,20 +110,20 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int, rate: f
 
 
 def runner(path: Path) -> Images:
-    """Return what runs a file in ONNX Runtime."""
+    """Return a function that runs a file in ONNX Runtime."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (name,) = [given.name for given in session.get_inputs()]
     return lambda images: torch.from_numpy(session.run(None, {name: images.contiguous().numpy()})[0])
 
 
 def percent(run: Images, images: Tensor, labels: Tensor) -> str:
-    """Return how many of the images are told right."""
+    """Return the accuracy, as text."""
     with torch.no_grad():
         return f"{100 * (run(images).argmax(1) == labels).float().mean().item():.2f} %"
 
 
 def kibibytes(path: Path) -> float:
-    """Return the size of a file."""
+    """Return the size of a file in KiB."""
     return path.stat().st_size / 1024
 
 

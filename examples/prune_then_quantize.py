@@ -1,4 +1,4 @@
-"""Remove half of the channels of a trained network, train what is left, and quantize it: smaller twice.
+"""Prune half of the channels of a trained network, fine-tune it, and quantize it.
 
 `python examples/prune_then_quantize.py [where/to/write.onnx]`. It takes some thirty seconds.
 """
@@ -23,7 +23,7 @@ from clika_ref.reporting.tables import print_table
 
 
 def main(path: Path) -> None:
-    """Tell the whole story: train, prune, train on, quantize, export."""
+    """Train, prune, fine-tune, quantize, and export after each step."""
     torch.manual_seed(0)
     train_images, test_images, train_labels, test_labels = digits()
     teacher = network()
@@ -40,15 +40,17 @@ def main(path: Path) -> None:
     module = compile_copy(teacher, train_images)
     note("in float", module)
 
-    # Half of the channels of each group go, with all that makes and reads them.
+    # Half of the channels of each group are removed, with the weights that produce and read them.
     print(module.clika_prune(PruningSettings("structured", None, 0.5), calibration_inputs=calibration_inputs))
     note("pruned", module)
-    train_on(module, teacher, train_images, train_labels)  # the optimizer in it is made after pruning
+    train_on(
+        module, teacher, train_images, train_labels
+    )  # creates its optimizer after pruning, which replaces parameters
     note("and trained", module)
 
     module.clika_initialize_algorithms(QuantizationSettings(), calibration_inputs=calibration_inputs)
     note("and quantized", module)
-    print_table(["stage", "accuracy", "file"], rows, title=f"\n  What {path} held")
+    print_table(["stage", "accuracy", "file"], rows, title=f"\n  {path} after each stage")
 
 
 def compile_copy(model: nn.Module, images: torch.Tensor) -> ClikaModule:

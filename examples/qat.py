@@ -1,4 +1,4 @@
-"""Train a network on handwritten digits, quantize it, and train it on in integers: quantization-aware training.
+"""Quantization-aware training (QAT): train a network on handwritten digits, quantize it, and fine-tune it.
 
 `python examples/qat.py [where/to/write.onnx]`. It takes some thirty seconds.
 """
@@ -25,7 +25,7 @@ RATE = 2e-4  # a tenth of the rate that the network was trained with
 
 
 def main(path: Path) -> None:
-    """Tell the whole story: train, quantize, train on, export."""
+    """Train, quantize, fine-tune with fake quantization, and export."""
     torch.manual_seed(0)
     train_images, test_images, train_labels, test_labels = digits()
     teacher = network()
@@ -37,31 +37,31 @@ def main(path: Path) -> None:
         calibration_inputs=train_images[: 8 * BATCH].split(BATCH),
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
-        discard_input_model=False,  # it teaches below
+        discard_input_model=False,  # it is the teacher below
     )
     assert isinstance(module, ClikaModule)
     quantized = percent(decisions(module, test_images) == test_labels)
 
     train_on(module, teacher, train_images, train_labels)
 
-    # What training computed in floats, evaluation computes in integers, and so does the file.
+    # Training used fake quantization. In eval mode the module computes the same INT8 graph as the file.
     path.parent.mkdir(parents=True, exist_ok=True)
     module.clika_export(path)
     print(f"{'in float':28}{percent(decisions(teacher, test_images) == test_labels):.2f} %")
     print(f"{'quantized':28}{quantized:.2f} %")
-    print(f"{'and trained in integers':28}{percent(decisions(module, test_images) == test_labels):.2f} %")
-    print(f"{path} holds {path.stat().st_size / 1024:,.0f} KiB")
+    print(f"{'quantized, after QAT':28}{percent(decisions(module, test_images) == test_labels):.2f} %")
+    print(f"{path}: {path.stat().st_size / 1024:,.0f} KiB")
 
 
 def train_on(module: ClikaModule, teacher: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """Train a module as any other, on the labels and on what the original says."""
+    """Train a module as any other, with the labels and with distillation from the original."""
     optimizer = torch.optim.AdamW(module.parameters(), RATE)
     module.train()
-    for _ in SimpleProgressBar(range(EPOCHS), desc="Training in integers", unit="epoch"):
-        for chosen in torch.randperm(len(images)).split(BATCH):
-            outputs = module(images[chosen])
-            loss = nn.functional.cross_entropy(outputs, labels[chosen])
-            loss = loss + distillation_loss(outputs, teacher(images[chosen]))
+    for _ in SimpleProgressBar(range(EPOCHS), desc="QAT", unit="epoch"):
+        for indices in torch.randperm(len(images)).split(BATCH):
+            outputs = module(images[indices])
+            loss = nn.functional.cross_entropy(outputs, labels[indices])
+            loss = loss + distillation_loss(outputs, teacher(images[indices]))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -69,10 +69,10 @@ def train_on(module: ClikaModule, teacher: nn.Module, images: Tensor, labels: Te
 
 
 def decisions(model: nn.Module, images: Tensor) -> Tensor:
-    """Return which digit a model takes each image for."""
+    """Return the predicted digit of each image."""
     with torch.no_grad():
         return model(images).argmax(1)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/trained_in_integers.onnx"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/qat.onnx"))

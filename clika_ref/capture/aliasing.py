@@ -144,8 +144,8 @@ class AliasTracker:
                     f"an in-place write through the view made by {op.name} is not supported. Write to its base instead."
                 )
             base = self.current_value(entry.parent)
-            which = {"index": index} if len(entry.sibling_types) > 1 else {}
-            self.write(entry.parent, op.write_back_rule(self._builder(), base, new, **attrs, **which))
+            keyword = {"index": index} if len(entry.sibling_types) > 1 else {}
+            self.write(entry.parent, op.write_back_rule(self._builder(), base, new, **attrs, **keyword))
         entry.value = new
         entry.version = entry.memory.version
 

@@ -63,9 +63,9 @@ def _write_weighted_cov(x: Tensor, given: Sequence[str], correction: int) -> str
     if correction:
         off = f"{correction} * (w * aweights).sum() / w.sum()" if "aweights" in given else correction
         count = f"(w.sum() - {off})"
-    turned = "d.conj().T" if x.is_complex() else "d.T"
+    adjoint = "d.conj().T" if x.is_complex() else "d.T"
     return (
-        f"(w * d) @ {turned} / {count}, "
+        f"(w * d) @ {adjoint} / {count}, "
         f"where w = {' * '.join(given)} and d = x - (w * x).sum(-1, keepdim=True) / w.sum()"
     )
 

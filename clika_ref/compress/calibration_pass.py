@@ -1,4 +1,4 @@
-"""The calibration pass, in one process or several: search for smoothing factors, then collect statistics."""
+"""The calibration pass, in one process or several: search for SmoothQuant factors, then collect statistics."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def prepare_calibration(
 
 
 def apply_table_smoothing(calibration: Calibration, registry: Registry) -> None:
-    """Apply the smoothing factors of the table, and compute all weights once instead of at each read.
+    """Apply the SmoothQuant factors of the table, and compute all weights once instead of at each read.
 
     Weights get no gradients: equal ones are merged by now, and a mean that is also a bias must not get one. Adapters
-    are put back once the factors are known, since they absorb a part of them.
+    are added again once the factors are known, since their matrices are multiplied by them.
     """
     apply_smoothing(calibration.graph, calibration.table.smoothing or {}, registry.operators)
     if calibration.table.smoothing is not None:
@@ -106,7 +106,7 @@ def run_calibration(
 ) -> None:
     """Run a graph on batches; those that the range table counts already are only offered to the reservoir.
 
-    The first batch of the first rank determines the channels to smooth before anything is counted.
+    The first batch of the first rank determines the SmoothQuant factors before anything is counted.
 
     Raises:
         ModelError: there is no batch, or one contains NaN or infinities.
@@ -139,7 +139,7 @@ def run_calibration(
 def _decide_smoothing(
     calibration: Calibration, first: Sequence[Sequence[torch.Tensor]], request: QuantizationRequest, ranks: Ranks
 ) -> dict[str, torch.Tensor]:
-    """Return the smoothing factors, from the first batch of the first rank."""
+    """Return the SmoothQuant factors, from the first batch of the first rank."""
 
     def search_factors() -> Message:
         if not first:
@@ -156,7 +156,7 @@ def _decide_smoothing(
 def _search_factors(
     graph: Graph, request: QuantizationRequest, inputs: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the smoothing factors from a batch; if only weights are quantized, those that need no separate node."""
+    """Return the SmoothQuant factors from a batch; if only weights are quantized, those that need no separate node."""
     scheme, settings = request.scheme, request.settings
     smoothing, equalization = request.options.smoothing, request.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:

@@ -75,9 +75,9 @@ def prune(module: CompiledModule, given: PruningArguments) -> PruningReport:
         request = PruningRequest(given.pruning_settings or PruningSettings(), given.layer_pruning_settings or {})
         settings = {"pruning_settings": request.settings, "layer_pruning_settings": {**request.layers}}
         check_same_settings(settings, ranks)
-        own, are_dealt = _sensitivity_batches(module, graph, data, log)
+        own, is_per_rank = _sensitivity_batches(module, graph, data, log)
         few = take_batches(own, MIN_PRUNING_SAMPLES)
-        batches = take_batches(gather_batches(ranks, few, are_dealt=are_dealt), MIN_PRUNING_SAMPLES)
+        batches = take_batches(gather_batches(ranks, few, is_per_rank=is_per_rank), MIN_PRUNING_SAMPLES)
         if not batches:
             raise ModelError(NO_BATCHES_ERROR)
         found = prune_graph(graph, request, batches, state.registry.operators, log)

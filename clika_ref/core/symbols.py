@@ -54,7 +54,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A ``relation`` between sizes that must hold for the graph to match the model; ``line`` is the code behind it."""
+    """A ``relation`` between sizes that the graph requires; ``line`` is the source line that it comes from."""
 
     relation: sympy.Basic
     line: str

@@ -18,7 +18,7 @@ class Visualizer(ABC):
     """
 
     name: str
-    """The name that tells it apart from other visualizers."""
+    """A name that no other visualizer has."""
 
     @abstractmethod
     def picture_path(self, path: Any) -> Path:

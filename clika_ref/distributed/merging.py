@@ -93,18 +93,17 @@ def _merge_reservoir(calibration: Calibration, messages: Sequence[Mapping[str, A
     return merged
 
 
-def gather_batches(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dealt: bool) -> list[Sequence[Tensor]]:
-    """Return the batches that a single process would have, on the devices of the own batches; all ranks call it.
+def gather_batches(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, is_per_rank: bool) -> list[Sequence[Tensor]]:
+    """Return the batches that a single process would have, on the devices of this rank; all ranks call it.
 
     Args:
         ranks: the processes.
         batches: the batches of this rank, each with the inputs of a graph.
-        are_dealt: whether each rank has different batches, which are then taken in turns; otherwise those of rank 0 are
-            used.
+        is_per_rank: whether each rank has different batches, to be taken in turns; otherwise those of rank 0 are used.
     """
     if not ranks.is_distributed:
         return [*batches]
-    own = [*batches] if are_dealt or ranks.is_first else []
+    own = [*batches] if is_per_rank or ranks.is_first else []
     named = {f"{position}.{i}": x.clone() for position, inputs in enumerate(own) for i, x in enumerate(inputs)}
     heard = ranks.gather_messages(({"inputs": [len(inputs) for inputs in own]}, named))
     counts = [document["inputs"] for document, _ in heard]

@@ -163,7 +163,7 @@ def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLo
 def _compare(
     request: ExportRequest, artifact: Artifact, target: Target, graph: Graph, examples: Sequence[Sequence[torch.Tensor]]
 ) -> str:
-    """Compare an artifact with the module: element by element, or by SQNR if it is quantized or in half precision."""
+    """Compare an artifact with the module: element by element, or by SQNR if it is quantized, FP16 or BF16."""
     half = request.configuration.half
     if half is not None:
         check_overflow(graph, examples[0], request.expected)

@@ -133,9 +133,9 @@ def write_report(module: CompiledModule, path: str | PathLike[str], deployments:
         TargetError: no plugin provides a target.
     """
     visualizer = require_visualizer(module.clika_state.registry, "clika_report")
-    place, deployments = require_suffix(path, "a report", [REPORT_SUFFIX]), _check_deployments(deployments)
+    target_path, deployments = require_suffix(path, "a report", [REPORT_SUFFIX]), _check_deployments(deployments)
     graph = bind_exportable_graph(module)
-    with write_atomically(place) as file:  # first, so that an invalid path fails early
+    with write_atomically(target_path) as file:  # first, so that an invalid path fails early
         others = compare_targets(module, deployments).rows if deployments else ()
         with (
             CompilationLog.open(module.clika_state.logs_dir) as log,
@@ -143,8 +143,8 @@ def write_report(module: CompiledModule, path: str | PathLike[str], deployments:
             outside_autocast(),
         ):
             size = visualizer.write_report(_report_facts(module, graph, others, log), file, stage.update)
-            stage.done(f"{place.name}, {size}")
-    return place
+            stage.done(f"{target_path.name}, {size}")
+    return target_path
 
 
 def _report_facts(

@@ -49,8 +49,8 @@ def _rename(graph: Graph, new_names: Mapping[Value, str]) -> None:
     """Rename values, all at once: the new name of one may be the old name of another."""
     new = {value.name: name for value, name in new_names.items()}
     for key, symbol in graph.symbols.items():
-        side = symbol.source
-        graph.symbols[key] = replace(symbol, source=replace(side, name=new.get(side.name, side.name)))
+        source = symbol.source
+        graph.symbols[key] = replace(symbol, source=replace(source, name=new.get(source.name, source.name)))
     graph.constants = {new.get(name, name): value for name, value in graph.constants.items()}
     for value, name in new_names.items():
         value.name = name

@@ -69,8 +69,8 @@ def find_regions(graph: Graph) -> Iterator[QuantizedRegion]:
         makers = {v: maker for v, maker in made.items() if maker.op_type == "dequantize"}
         multiplied = non_bias_operands(node)
         if multiplied and all(v in makers for v in multiplied):
-            behind = _follow_to_quantize(node)
-            yield QuantizedRegion(node, (*dict.fromkeys(makers.values()), *behind), behind[-1].output)
+            quantize = _follow_to_quantize(node)
+            yield QuantizedRegion(node, (*dict.fromkeys(makers.values()), *quantize), quantize[-1].output)
 
 
 def _follow_to_quantize(node: Node) -> list[Node]:

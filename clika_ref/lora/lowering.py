@@ -111,7 +111,7 @@ def reattach_adapters(graph: Graph, aside: Sequence[DetachedAdapter], operators:
 
 
 def _trace_weight(operand: Any) -> tuple[str, list[DeferredConstant]]:
-    """Return the name of the parameter behind a weight, and the formulas applied to it, in order."""
+    """Return the name of the parameter that a weight is computed from, and the deferred constants applied, in order."""
     steps: list[DeferredConstant] = []
     while isinstance(operand, Value):
         deferred = operand.deferred_data

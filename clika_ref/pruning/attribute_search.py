@@ -50,8 +50,8 @@ def find_attributes(asked: NodeProbe, found: DependencyGraph, gone: frozenset[in
         for v, o in zip(node.inputs, asked.operands, strict=True)
     ]
     expected = [select_indices(r, kept[v]) for v, r in zip(node.outputs, asked.results, strict=True)]
-    shapes = {v.type.shape: found.shape(v, kept[v]) for v in node.outputs}
-    lengths = [(len(found.of(v)[axis]), indices) for v, some in kept.items() for axis, indices in some.items()]
+    shapes = {v.type.shape: found.compute_shape(v, kept[v]) for v in node.outputs}
+    lengths = [(len(found.units_of(v)[axis]), indices) for v, some in kept.items() for axis, indices in some.items()]
     for attrs in _candidates(node, lengths, shapes):
         if _is_equivalent(asked, operands, attrs, expected):
             return attrs

@@ -1,4 +1,4 @@
-"""The units along the dims of all tensors of a graph."""
+"""The dependency graph of pruning: the channels that can only be removed together, for each dim of each tensor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from clika_ref.pruning.index_tracing import IndexSources
 from clika_ref.pruning.units import Units
 
 DimUnits = dict[int, Tensor]
-"""The units along dims of a tensor, by axis; dims that are not listed are kept."""
+"""The unit of each index along the dims of a tensor, by axis; dims that are not listed are kept."""
 
 
 @dataclass
 class DependencyGraph:
-    """The units along the dims of all tensors of a graph.
+    """The units along the dims of all tensors of a graph. Indices of one unit can only be removed together (`Units`).
 
-    Units originate from weights: each of their dims starts with units of its own.
+    Units originate from weights: each dim of a weight starts with new units, which layers and nodes then merge.
     """
 
     graph: Graph
@@ -31,11 +31,11 @@ class DependencyGraph:
     dim_units: dict[Value, DimUnits] = field(default_factory=dict[Value, DimUnits])
     layers: dict[Node, ChannelDims] = field(default_factory=dict[Node, ChannelDims])
     """The layers that multiply by weights, in order."""
-    known: dict[Any, IndexSources | None] = field(default_factory=dict[Any, "IndexSources | None"])
-    """Cached results of nodes."""
+    traced_sources: dict[Any, IndexSources | None] = field(default_factory=dict[Any, "IndexSources | None"])
+    """Cache of `trace_sources`, for nodes that repeat."""
 
-    def of(self, value: Value) -> DimUnits:
-        """Return the units along the dims of a tensor; a weight gets its own on first use."""
+    def units_of(self, value: Value) -> DimUnits:
+        """Return the units along the dims of a tensor; a weight gets new ones on first use."""
         if value not in self.dim_units:
             is_weight = value.is_constant and value.type.dtype.is_floating_point
             lengths = enumerate(value.type.shape) if is_weight else ()
@@ -47,21 +47,21 @@ class DependencyGraph:
     def free_units(self, node: Node) -> list[int]:
         """Return the units along the dims of a node's operands and results that can be removed."""
         values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
-        return self.units.free(u for v in values for some in self.of(v).values() for u in some.tolist())
+        return self.units.free(u for v in values for some in self.units_of(v).values() for u in some.tolist())
 
     def fix(self, value: Value, reason: str) -> None:
         """Keep all units along the dims of a tensor."""
-        for units in self.of(value).values():
+        for units in self.units_of(value).values():
             self.units.fix_all(units, reason)
 
     def remaining_indices(self, value: Value, gone: frozenset[int]) -> dict[int, Tensor]:
-        """Return by axis the remaining indices after removing units, for the dims that lose some."""
-        found = {axis: self.units.remaining_indices(units, gone) for axis, units in self.of(value).items()}
-        return {axis: indices for axis, indices in found.items() if len(indices) < len(self.of(value)[axis])}
+        """Return the indices that remain after removing units, by axis, for each dim that loses some."""
+        found = {axis: self.units.remaining_indices(units, gone) for axis, units in self.units_of(value).items()}
+        return {axis: indices for axis, indices in found.items() if len(indices) < len(self.units_of(value)[axis])}
 
-    def shape(self, value: Value, kept: Mapping[int, Tensor]) -> tuple[Dim, ...]:
+    def compute_shape(self, value: Value, kept: Mapping[int, Tensor]) -> tuple[Dim, ...]:
         """Return the shape of a tensor with the kept indices, by axis; dynamic dims shrink in proportion."""
-        lengths = {axis: len(units) for axis, units in self.of(value).items()}
+        lengths = {axis: len(units) for axis, units in self.units_of(value).items()}
         return tuple(
             _scale_dim(size, len(kept[axis]), lengths[axis]) if axis in kept else size
             for axis, size in enumerate(value.type.shape)
@@ -73,9 +73,9 @@ def _scale_dim(size: Dim, kept: int, length: int) -> Dim:
 
 
 def is_periodic(size: Dim, units: Tensor) -> bool:
-    """Whether the length of a dim is a multiple of a dynamic size, with the same units in each period.
+    """Whether a dim is static, or its units repeat, so that its size shrinks in proportion when some are removed.
 
-    So are the heads of all samples of a batch in one dim: sample by sample, or head by head.
+    For example, a dim of ``4 * batch`` elements contains the four heads of all samples, sorted by sample or by head.
     """
     if isinstance(size, int):
         return True

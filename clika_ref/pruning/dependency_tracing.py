@@ -36,9 +36,9 @@ def build_dependency_graph(graph: Graph, sizes: Mapping[str, int]) -> Dependency
     with torch.no_grad():
         for node in graph.nodes:
             dims = find_channel_dims(node)
-            if dims is not None and found.of(dims.weight):
+            if dims is not None and found.units_of(dims.weight):
                 _couple_layer(found, node, dims)
-            elif any(found.of(v) for v in node.inputs if isinstance(v, Value)):
+            elif any(found.units_of(v) for v in node.inputs if isinstance(v, Value)):
                 _couple_node(found, node, sizes)
     for value in graph.outputs:
         found.fix(value, f"the model returns %{value.name}")
@@ -49,7 +49,7 @@ def build_dependency_graph(graph: Graph, sizes: Mapping[str, int]) -> Dependency
 
 def _couple_layer(found: DependencyGraph, node: Node, layer: ChannelDims) -> None:
     """Couple the output channels of a layer with its weight and bias, and its input channels with the weight."""
-    units, given, weight = found.units, found.of(layer.x), found.of(layer.weight)
+    units, given, weight = found.units, found.units_of(layer.x), found.units_of(layer.weight)
     because = f"{node!r} has its channels on other dims"
     for axis, some in weight.items():
         if axis not in (layer.outer, layer.inner):
@@ -59,14 +59,14 @@ def _couple_layer(found: DependencyGraph, node: Node, layer: ChannelDims) -> Non
         units.fix_all(given[axis], because)
     made = _couple_groups(found, node, layer) if layer.groups > 1 else _couple_ungrouped(found, node, layer)
     if layer.bias is not None and made is not None:
-        units.merge_all(made, found.of(layer.bias).get(0, made))
+        units.merge_all(made, found.units_of(layer.bias).get(0, made))
     found.layers[node] = layer
     found.dim_units[node.output] = {**passed, **({} if made is None else {layer.channel % node.output.type.rank: made})}
 
 
 def _couple_ungrouped(found: DependencyGraph, node: Node, layer: ChannelDims) -> Tensor | None:
     """Couple the input channels of an ungrouped layer with its weight; return its output channels."""
-    given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
+    given, weight = found.units_of(layer.x).get(layer.channel), found.units_of(layer.weight)
     inner = weight.get(layer.inner)
     if given is None and inner is not None:
         found.units.fix_all(inner, f"{node!r} reads %{layer.x.name}, and its dim {layer.channel} cannot change")
@@ -79,7 +79,7 @@ def _couple_ungrouped(found: DependencyGraph, node: Node, layer: ChannelDims) ->
 
 def _couple_groups(found: DependencyGraph, node: Node, layer: ChannelDims) -> Tensor | None:
     """Make each group of a layer one unit, with its input and output channels."""
-    given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
+    given, weight = found.units_of(layer.x).get(layer.channel), found.units_of(layer.weight)
     reason = f"{node!r} reads %{layer.x.name}, and its dim {layer.channel} cannot change"
     if 1 - GROUP_DIM in weight:
         found.units.fix_all(weight[1 - GROUP_DIM], f"{node!r} has groups of equally many channels")
@@ -101,14 +101,14 @@ def _couple_node(found: DependencyGraph, node: Node, sizes: Mapping[str, int]) -
         (i, axis)
         for i, v in enumerate(node.inputs)
         if isinstance(v, Value)
-        for axis, units in found.of(v).items()
+        for axis, units in found.units_of(v).items()
         if found.units.free(units.tolist())
     ]
     others = [v for v in values if not v.is_constant and v.type.rank and v.type.dtype.is_floating_point]
     if others and all(node.inputs[i].is_constant for i, _ in given):
         for i, axis in given:
             found.units.fix_all(
-                found.of(node.inputs[i])[axis], f"{node!r} reads %{others[0].name}, which cannot change"
+                found.units_of(node.inputs[i])[axis], f"{node!r} reads %{others[0].name}, which cannot change"
             )
         return
     asked = probe_node(node, sizes)
@@ -147,7 +147,7 @@ def _propagate(
                 dims.setdefault(position, []).append(propagate_units(found.units, own, p, f"{node!r}"))
 
     for position, axis in given:
-        follow(position, axis, found.of(node.inputs[position])[axis])
+        follow(position, axis, found.units_of(node.inputs[position])[axis])
     for position, axis in _find_mapped_dims(asked, given, reached):
         stays = f"{node!r} reads %{node.inputs[position].name}, which cannot change"
         follow(position, axis, found.units.add_fixed(asked.operands[position].shape[axis], stays))
@@ -156,7 +156,7 @@ def _propagate(
 
 
 def _split_shuffled(found: DependencyGraph, node: Node) -> None:
-    """Split a permuted dim into as many parts as an attribute of the node says, for channel shuffles.
+    """Split a permuted dim into the number of parts that an attribute of the node states, for channel shuffles.
 
     The parts are crossed like heads: whole parts may be removed, or the same indices within each part.
     """
@@ -164,8 +164,8 @@ def _split_shuffled(found: DependencyGraph, node: Node) -> None:
     counts = [n for n in node.attrs.values() if type(n) is int and n > 1]
     pairs = [(v, output) for v in node.inputs if isinstance(v, Value) for output in node.outputs if counts]
     for value, output in pairs:
-        for axis, own in found.of(value).items():
-            before, after = units.roots(own), units.roots(found.of(output).get(axis, own))
+        for axis, own in found.units_of(value).items():
+            before, after = units.roots(own), units.roots(found.units_of(output).get(axis, own))
             if torch.equal(before, after) or not torch.equal(before.sort()[0], after.sort()[0]):
                 continue
             for count in (n for n in counts if len(own) % n == 0 and n < len(own)):
@@ -180,11 +180,11 @@ def _get_sources(found: DependencyGraph, asked: NodeProbe, position: int, axis: 
     if of_node is None:
         return trace_sources(asked, position, axis)
     key = of_node, position, axis
-    if key not in found.known:
-        if len(found.known) >= MAX_CACHED_SOURCES:
-            found.known.clear()
-        found.known[key] = trace_sources(asked, position, axis)
-    return found.known[key]
+    if key not in found.traced_sources:
+        if len(found.traced_sources) >= MAX_CACHED_SOURCES:
+            found.traced_sources.clear()
+        found.traced_sources[key] = trace_sources(asked, position, axis)
+    return found.traced_sources[key]
 
 
 def _find_mapped_dims(

@@ -45,7 +45,7 @@ def find_groups(found: DependencyGraph) -> list[UnitGroup]:
     by_families: dict[frozenset[int], UnitGroup] = {}
     of_unit: dict[int, UnitGroup] = {}
     for node, layer in found.layers.items():
-        channel_units = found.of(layer.weight).get(layer.unit_dim)
+        channel_units = found.units_of(layer.weight).get(layer.unit_dim)
         fixed = 0 if channel_units is None else sum(not found.units.free([index]) for index in channel_units.tolist())
         for unit, dim_units, crossed in _count_units(found, channel_units):
             group = by_families.setdefault(found.units.families(unit), UnitGroup(dim_units, fixed))
@@ -57,7 +57,7 @@ def find_groups(found: DependencyGraph) -> list[UnitGroup]:
             group.crossed_units += [c for c in crossed if c not in group.crossed_units]
     for node, layer in found.layers.items():
         if layer.groups == 1:
-            for unit, _, _ in _count_units(found, found.of(layer.x).get(layer.channel)):
+            for unit, _, _ in _count_units(found, found.units_of(layer.x).get(layer.channel)):
                 if unit in of_unit and node not in of_unit[unit].consumers:
                     of_unit[unit].consumers.append(node)
     every = [group for group in by_families.values() if group.consumers and len(group.units) > 1]
@@ -80,7 +80,7 @@ def _count_units(found: DependencyGraph, dim_units: Tensor | None) -> Iterator[t
 def find_fixed_reason(found: DependencyGraph, node: Node) -> str:
     """Return why none of the output channels of a layer can be removed: the reason for the first."""
     layer = found.layers[node]
-    dim_units = found.of(layer.weight).get(layer.unit_dim)
+    dim_units = found.units_of(layer.weight).get(layer.unit_dim)
     if dim_units is None:
         return "it has one output channel"
     plain = (p for index in dim_units.tolist() for p in found.units.plain(index))

@@ -61,7 +61,7 @@ def estimate_effects(
     columns = {
         node: [
             [numbers[u] for u in numbers.keys() & found.units.plain(p)]
-            for p in found.of(found.layers[node].x)[found.layers[node].channel].tolist()
+            for p in found.units_of(found.layers[node].x)[found.layers[node].channel].tolist()
         ]
         for node in readers
     }

@@ -12,7 +12,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.pruning.batches import PruningBatches
 from clika_ref.pruning.channel_dims import ChannelDims
 from clika_ref.pruning.layer_settings import PruningChoice
-from clika_ref.pruning.masks import magnitude_mask, pattern_mask, split_mask
+from clika_ref.pruning.masks import make_magnitude_mask, make_pattern_mask, split_mask
 from clika_ref.pruning.shared_settings import resolve_mask
 from clika_ref.quantization.algorithms.gradient_tape import GradientRecorder, record_gradients
 from clika_ref.quantization.qdq.layer_weights import data_of
@@ -98,7 +98,7 @@ def _bound_joint_error(squared_errors: Iterable[float]) -> float:
 def make_mask(layer: ChannelDims, choice: PruningChoice, share: float) -> Tensor:
     """Return the mask of a weight for a masked share."""
     weight, pattern = _read_weight(layer.weight), parse_pattern(choice.mask_type)
-    return pattern_mask(weight, layer.inner, *pattern) if pattern else magnitude_mask(weight, share)
+    return make_pattern_mask(weight, layer.inner, *pattern) if pattern else make_magnitude_mask(weight, share)
 
 
 def _read_weight(weight: Value) -> Tensor:

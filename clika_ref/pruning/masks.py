@@ -1,4 +1,4 @@
-"""Masks of weights, by magnitude, unstructured or in N:M patterns; a mask is a multiplication in the graph."""
+"""Masks of weights, by magnitude, unstructured or in N:M patterns. The graph multiplies a weight by its mask."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MASK_PREFIX = "clika.masks."
 """Prefix of the names of masks, before the name of the weight."""
 
 
-def magnitude_mask(weight: Tensor, share: float) -> Tensor:
-    """Return the mask that removes a share of the elements: those of least magnitude.
+def make_magnitude_mask(weight: Tensor, share: float) -> Tensor:
+    """Return a mask that is False for a share of the elements, those of least magnitude.
 
     Source: Han et al., Learning both Weights and Connections for Efficient Neural Networks (2015).
 
-    >>> magnitude_mask(torch.tensor([3.0, -1.0, 2.0, -4.0]), 0.5)
+    >>> make_magnitude_mask(torch.tensor([3.0, -1.0, 2.0, -4.0]), 0.5)
     tensor([ True, False, False,  True])
     """
     count = round(weight.numel() * share)
@@ -28,25 +28,25 @@ def magnitude_mask(weight: Tensor, share: float) -> Tensor:
     return mask.reshape(weight.shape)
 
 
-def pattern_mask(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
-    """Return the mask that keeps the largest ``kept`` of every ``of`` consecutive elements along a dim.
+def make_pattern_mask(weight: Tensor, axis: int, kept: int, block: int) -> Tensor:
+    """Return a mask that keeps the ``kept`` largest of every ``block`` consecutive elements along a dim.
 
-    That is the reduction dim of the layer, as required by hardware with sparse kernels.
+    Sparse kernels require the reduction dim of the layer.
 
     Source: Mishra et al., Accelerating Sparse Deep Neural Networks (2021).
 
-    >>> pattern_mask(torch.tensor([[3.0, -1.0, 2.0, -4.0]]), 1, 2, 4)
+    >>> make_pattern_mask(torch.tensor([[3.0, -1.0, 2.0, -4.0]]), 1, 2, 4)
     tensor([[ True, False, False,  True]])
     """
     rows = weight.detach().abs().movedim(axis, -1)
-    blocks = rows.unflatten(-1, (-1, of))
+    blocks = rows.unflatten(-1, (-1, block))
     order = blocks.argsort(dim=-1, descending=True, stable=True)
     mask = torch.zeros_like(blocks, dtype=torch.bool).scatter(-1, order[..., :kept], value=True)
     return mask.flatten(-2).movedim(-1, axis)
 
 
 def split_mask(weight: Value) -> tuple[Value, Value | None]:
-    """Return the parameter behind a weight, and its mask or None."""
+    """Return the parameter that a weight is computed from, and its mask or None."""
     producer = weight.producer
     if producer is not None and producer.op_type == "mul" and len(producer.inputs) == 2:
         parameter, mask = producer.inputs
@@ -63,7 +63,7 @@ def has_masks(graph: Graph) -> bool:
 def apply_mask(graph: Graph, weight: Value, mask: Tensor, operators: Mapping[str, Operator]) -> None:
     """Mask a weight for all its readers, and zero the masked elements; an existing mask is replaced.
 
-    The multiplication stays in the graph, so that masked elements count as 0 whatever an optimizer does to the weight.
+    The multiplication stays in the graph, so that masked elements remain 0 when an optimizer updates the weight.
 
     Args:
         graph: the graph of a module.

@@ -48,7 +48,7 @@ def remove_units(dependencies: DependencyGraph, removed: frozenset[int], sizes: 
                 new_attrs[node] = attrs
     if preventing:
         return preventing
-    new_types = {v: TensorType(v.type.dtype, dependencies.shape(v, indices)) for v, indices in kept.items()}
+    new_types = {v: TensorType(v.type.dtype, dependencies.compute_shape(v, indices)) for v, indices in kept.items()}
     for value, new_type in new_types.items():
         value.type = new_type
         if value.is_constant and value.data is not None:
@@ -69,10 +69,10 @@ def _find_new_attributes(
 ) -> dict[str, Any] | None:
     """Return the attributes of a node after the removal, or None if none give the same results."""
     layer = find_channel_dims(node)
-    if layer is not None and dependencies.of(layer.weight):
+    if layer is not None and dependencies.units_of(layer.weight):
         if layer.groups == 1 or layer.x not in kept:
             return node.attrs
-        channels = dependencies.of(layer.x)[layer.channel]
+        channels = dependencies.units_of(layer.x)[layer.channel]
         groups = layer.groups * len(kept[layer.x][layer.channel]) // len(channels)
         return {**node.attrs, "groups": groups}
     probe = probe_node(node, sizes)

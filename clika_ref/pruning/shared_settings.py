@@ -15,7 +15,7 @@ from clika_ref.settings.pruning import STRUCTURED, parse_pattern
 
 
 def resolve_group(group: UnitGroup, chosen: Mapping[Node, PruningChoice]) -> PruningChoice:
-    """Return the settings of a group; ``skipped`` says why nothing may be removed.
+    """Return the settings of a group; ``skipped`` is the reason if nothing may be removed.
 
     The smallest threshold and sparsity apply. If one layer is skipped or masked, the whole group is kept.
 
@@ -38,7 +38,7 @@ def resolve_group(group: UnitGroup, chosen: Mapping[Node, PruningChoice]) -> Pru
 
 
 def resolve_mask(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, PruningChoice]) -> PruningChoice:
-    """Return the settings for a weight that layers share; ``skipped`` says why it may not be masked.
+    """Return the settings for a weight that layers share; ``skipped`` is the reason if it may not be masked.
 
     Raises:
         ModelError: the user requests by name a mask that the weight cannot have.

@@ -182,7 +182,7 @@ class QuantizationPipeline:
         return replace(plan, offsets={name: rounded.offsets for name, rounded in found.items()})
 
     def _correct_biases(self, plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a plan with corrected biases, if they help on one batch; further batches then refine them."""
+        """Return a plan with bias correction, if it helps on one batch; further batches then refine it."""
         shifts, (first, *more) = BiasShifts(self._graph, plan, self.operators), self._fitted_batches
 
         def correct(batches: Sequence[int], plan: Plan) -> Plan:

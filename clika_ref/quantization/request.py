@@ -135,7 +135,7 @@ class QuantizationRequest:
 
 
 NO_SMOOTHING = "off"
-"""Value of `smoothing_purpose` if smoothing is off."""
+"""Value of `smoothing_purpose` if SmoothQuant is off."""
 
 
 def smallest_width_and_blocks(settings: QuantizationSettings) -> tuple[int, list[int]]:

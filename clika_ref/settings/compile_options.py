@@ -102,8 +102,8 @@ def _check_shapes(shapes: Any) -> None:
     if not isinstance(shapes, Mapping):
         raise ModelError(f"shapes is {shapes!r}. Give {{dim: (min, opt, max)}}.")
     for name, given in shapes.items():
-        are_three = isinstance(given, Sequence) and len(given) == 3 and all(type(size) is int for size in given)
-        if not are_three or not 0 <= given[0] <= given[1] <= given[2] or given[2] < 1:
+        is_triple = isinstance(given, Sequence) and len(given) == 3 and all(type(size) is int for size in given)
+        if not is_triple or not 0 <= given[0] <= given[1] <= given[2] or given[2] < 1:
             accepted = "its minimum, optimum and maximum size: ascending whole numbers from 0, the maximum at least 1"
             raise ModelError(f"shapes contains {name!r}: {given!r}. Give {accepted}.")
 

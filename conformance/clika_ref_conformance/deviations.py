@@ -189,15 +189,15 @@ def read_declarations(target: Target, registry: Registry, given: str = "") -> De
 
 def _find_modules(target: Target, given: str) -> list[ModuleType]:
     """Return the module that the target was loaded from, and the module of its class."""
-    place, colon, _ = given.partition(":")
-    names = [place, type(target).__module__] if colon else [type(target).__module__]
+    module_name, colon, _ = given.partition(":")
+    names = [module_name, type(target).__module__] if colon else [type(target).__module__]
     return [sys.modules[name] for name in names]
 
 
 def _find_known_targets(target: Target, registry: Registry, modules: Sequence[ModuleType]) -> set[str]:
     """Return the target names that a file may use: installed targets, and those in the modules next to the file."""
-    beside = [v for module in modules for v in vars(module).values()]
-    others = [v for v in beside if isinstance(v, Target) or (isinstance(v, type) and issubclass(v, Target))]
+    candidates = [v for module in modules for v in vars(module).values()]
+    others = [v for v in candidates if isinstance(v, Target) or (isinstance(v, type) and issubclass(v, Target))]
     named = [getattr(v, "name", None) for v in others]  # a class may leave its name to its instances
     return {target.name, *registry.targets, *(name for name in named if isinstance(name, str))}
 
@@ -206,8 +206,8 @@ def _find_deviations_file(target: Target, modules: Sequence[ModuleType]) -> Path
     if target.deviations is not None:
         return Path(target.deviations)
     files = [getattr(module, "__file__", None) for module in modules]
-    beside = [Path(file).with_name(DEVIATIONS_FILE) for file in files if file]
-    return next((file for file in beside if file.exists()), None)
+    candidates = [Path(file).with_name(DEVIATIONS_FILE) for file in files if file]
+    return next((file for file in candidates if file.exists()), None)
 
 
 class _DeclarationReader:
@@ -307,8 +307,8 @@ class _DeclarationReader:
 
 def import_replica(deviation: Deviation) -> Callable[..., Any]:
     """Import the function that reproduces the target's result."""
-    place, _, name = deviation.replica.partition(":")
-    return getattr(importlib.import_module(place), name)
+    module_name, _, name = deviation.replica.partition(":")
+    return getattr(importlib.import_module(module_name), name)
 
 
 def is_expired(text: str, today: dt.date | None = None) -> bool:

@@ -222,7 +222,7 @@ def test_run_and_show_crash_reproducer_in_report(tmp_path, monkeypatch):
     for place in (HERE, HERE / "fakes"):
         monkeypatch.syspath_prepend(place)
     catalogue = {"crashing": "test_crash_reproducers"}
-    record = run_and_show(RunRequest("crashing_targets:Crashing", out=tmp_path, workers=1, catalogue=catalogue))
+    record = run_and_show(RunRequest("crashing_targets:Crashing", out=tmp_path, workers=1, available_levels=catalogue))
     (crashed,) = (r for r in record.results if r.verdict is Verdict.CRASH)
     assert (crashed.name, record.exit_code) == ("row", 1)
     assert read_reproducer(tmp_path / crashed.reproducer, load_registry()).verdict == "crash"

@@ -51,7 +51,7 @@ def test_run_after_expected_failures_other_checks_run(declared, tmp_path, monkey
     (tmp_path / "deviations.toml").write_text(declared)
     profile = replace(select_profile("quick"), most_failures=2)
     request = RunRequest(
-        f"{module}:TARGET", profile, ("fails-always",), workers=1, catalogue={"faulty": "faulty_level"}
+        f"{module}:TARGET", profile, ("fails-always",), workers=1, available_levels={"faulty": "faulty_level"}
     )
     record = execute_plan(plan_run(request))
     first, last = (Verdict.XFAIL, Verdict.VALUE) if declared else (Verdict.VALUE, Verdict.NOT_RUN)

@@ -24,7 +24,7 @@ from clika_ref.core.errors import ClikaError
 
 def make_request(*subjects, **changes):
     profile = replace(select_profile("quick"), case_seconds=changes.pop("case_seconds", 60.0), shrink_seconds=0.0)
-    return RunRequest("identity", profile, subjects, workers=1, catalogue={"faulty": "faulty_level"}, **changes)
+    return RunRequest("identity", profile, subjects, workers=1, available_levels={"faulty": "faulty_level"}, **changes)
 
 
 def read_verdicts(record, subject):
@@ -92,7 +92,7 @@ def test_execute_plan_repeated_failures_skip_rest_of_task():
 @pytest.mark.slow
 def test_execute_plan_hanging_check_killed_with_notices(monkeypatch):
     """A check that hangs is killed, and notices arrive meanwhile."""
-    monkeypatch.setattr(run, "NOTICE_INTERVAL_S", 0.1)
+    monkeypatch.setattr(run, "PROGRESS_INTERVAL_S", 0.1)
     notices = []
     record = execute_plan(plan_run(make_request("hang", case_seconds=2.0)), lambda result, _: notices.append(result))
     assert notices.count(None) > 5

@@ -1,4 +1,4 @@
-"""What the pages link to outside `docs/` becomes pages of the site, so that each link leads somewhere (hook of mkdocs).
+"""Add linked files outside `docs/` to the site, as pages, so that no link is broken (hook of mkdocs).
 
 `ARCHITECTURE.md`, `CONTRIBUTING.md` and `CHANGELOG.md` become pages under their names, other files and folders pages
 below `source/`. Links are written as readers of the repository follow them, and rewritten here.
@@ -18,10 +18,10 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 COPIED_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
-"""Documents that lie outside ``docs/`` and are pages all the same."""
+"""Documents outside ``docs/`` that are pages of the site."""
 
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)\s]*\))")
-"""A link of Markdown: what is before its path, the path, and what is behind it."""
+"""A Markdown link in three groups: the text before the path, the path, and the text after it."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -47,7 +47,7 @@ def on_page_markdown(
 ) -> str:
     """Let each link lead to the page that its file has become."""
     place = page.file.src_uri
-    name = next((told for told in COPIED_PAGES if page_of(told) == place), f"docs/{place}")
+    name = next((page_name for page_name in COPIED_PAGES if page_of(page_name) == place), f"docs/{place}")
 
     def rewritten(link: re.Match[str]) -> str:
         path = resolved(name, link[2])
@@ -90,5 +90,5 @@ def source_page(path: str) -> str:
 
 
 def first_line(file: Path) -> str:
-    """Return what a file of Python says that it is."""
+    """Return the first line of the docstring of a Python file."""
     return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]

@@ -157,7 +157,7 @@ def test_gather_batches_failing_rank_raises_on_others():
         if rank.rank:
             rank.report_failure(ValueError("no"))
             return "told"
-        return gather_batches(rank, [[torch.ones(1)]], are_dealt=True)
+        return gather_batches(rank, [[torch.ones(1)]], is_per_rank=True)
 
     heard, told = run_on_ranks(2, work)
     assert isinstance(heard, RemoteFailureError)
@@ -168,9 +168,9 @@ def test_gather_batches_failing_rank_raises_on_others():
 def test_gather_batches_dealt_or_from_rank0():
     """Dealt batches are gathered in turns; others are those of rank 0."""
 
-    def work(rank, are_dealt):
+    def work(rank, is_per_rank):
         own = [[torch.tensor([10 * rank.rank + i]), torch.tensor([i % 2 == 0])] for i in range(3 - rank.rank)]
-        found = gather_batches(rank, own, are_dealt=are_dealt)
+        found = gather_batches(rank, own, is_per_rank=is_per_rank)
         return [[x.tolist() for x in inputs] for inputs in found]
 
     dealt = [[[0], [True]], [[10], [True]], [[1], [False]], [[11], [False]], [[2], [True]]]

@@ -34,7 +34,7 @@ def zero_channels(found, gone):
     """Return a clone in which layers multiply the units to remove by 0."""
     clone = found.graph.clone()
     for layer in found.layers.values():
-        places = found.of(layer.x).get(layer.channel)
+        places = found.units_of(layer.x).get(layer.channel)
         if layer.groups == 1 and places is not None:
             kept = set(found.units.remaining_indices(places, gone).tolist())
             lost = torch.tensor([i for i in range(len(places)) if i not in kept], dtype=torch.int64)

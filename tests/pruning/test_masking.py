@@ -15,7 +15,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.pruning.masks import magnitude_mask, pattern_mask
+from clika_ref.pruning.masks import make_magnitude_mask, make_pattern_mask
 
 ANY = 1e9
 """A threshold that nothing exceeds."""
@@ -55,12 +55,12 @@ def read_written_weight(path):
 
 def test_magnitude_mask_drops_smallest_first_of_equal():
     """The smallest weights are masked, and the first of equal ones."""
-    assert magnitude_mask(torch.tensor([1.0, -1.0, 1.0, 3.0]), 0.5).tolist() == [False, False, True, True]
+    assert make_magnitude_mask(torch.tensor([1.0, -1.0, 1.0, 3.0]), 0.5).tolist() == [False, False, True, True]
 
 
 def test_pattern_mask_follows_input_dim():
     """The pattern is applied along the input dim."""
-    mask = pattern_mask(torch.randn(6, 8, 3, 3), 1, 1, 4)
+    mask = make_pattern_mask(torch.randn(6, 8, 3, 3), 1, 1, 4)
     assert (mask.movedim(1, -1).unflatten(-1, (-1, 4)).sum(-1) == 1).all()
 
 

@@ -84,7 +84,7 @@ def test_qat_example_artifact_keeps_accuracy(example, tmp_path, capsys):
     example("digits").EPOCHS, example("qat").EPOCHS = 3, 1
     example("qat").main(path)
     out = capsys.readouterr().out
-    found = [float(x) for x in re.findall(r"(?:in float|quantized|trained in integers) +([\d.]+) %", out)]
+    found = [float(x) for x in re.findall(r"(?:in float|quantized|quantized, after QAT) +([\d.]+) %", out)]
     assert len(found) == 3, out
     assert min(found) > 90, out
     assert "QuantizeLinear" in {node.op_type for node in onnx.load(path).graph.node}
@@ -141,9 +141,9 @@ def test_ddp_example_ranks_end_with_equal_model(tmp_path):
     ranks = sorted(re.findall(r"rank ([01]): (\d+) batches read, weights and scales ([0-9a-f]{16})", done.stdout))
     assert [rank for rank, *_ in ranks] == ["0", "1"], done.stdout
     assert ranks[0][2] == ranks[1][2]
-    found = {name: float(share) for name, share in re.findall(r"(float|quantized|integers) +([\d.]+) %", done.stdout)}
+    found = {name: float(share) for name, share in re.findall(r"(float|quantized|QAT) +([\d.]+) %", done.stdout)}
     assert min(found.values()) > 90, done.stdout  # guessing gives 10
-    assert found["integers"] >= found["quantized"] - 1
+    assert found["QAT"] >= found["quantized"] - 1
     assert place.stat().st_size > 5_000  # 24,000 weights of one byte, and less
 
 

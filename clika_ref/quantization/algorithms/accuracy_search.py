@@ -58,7 +58,7 @@ class AccuracySearch(HasTables):
     """Bisects the thresholds at which one more layer is quantized, for a score that drops by at most ``max_drop``.
 
     If layers have several bit widths to choose from, the thresholds are those at which a layer can take its narrowest
-    or its widest. Scores need not fall with each layer: the best trial is that with the fewest bytes within
+    or its widest. Scores need not fall with each layer: the best candidate has the fewest bytes within
     ``max_drop``.
 
     Raises:
@@ -86,11 +86,11 @@ class AccuracySearch(HasTables):
 
     @property
     def best(self) -> ScoredQuantization | None:
-        """The trial within ``max_drop`` that has the fewest bytes; None if only the float model is within it."""
+        """The candidate within ``max_drop`` that has the fewest bytes; None if only the float model is within it."""
         return min((t for t in self.candidates if t.is_within), key=lambda t: t.bytes, default=None)
 
     def settings(self, chosen: QuantizationSettings) -> QuantizationSettings:
-        """Return settings to quantize as much for other targets: with the threshold of the best trial.
+        """Return settings to quantize as much for other targets: with the threshold of the best candidate.
 
         The threshold is 0, which quantizes nothing, if only the float model is within ``max_drop``.
         """

@@ -212,7 +212,7 @@ class _LayerErrors:
 
     @torch.no_grad()
     def error(self, node: Node, tail: Value) -> Tensor:
-        """Return the change in a layer's output after fusion, from a rounded weight and a corrected bias."""
+        """Return the change in a layer's output after fusion, from a rounded weight and bias correction."""
         value = node.output
         found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
         if node.op.trait.bias is not None:

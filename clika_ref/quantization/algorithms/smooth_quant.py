@@ -1,9 +1,9 @@
 """SmoothQuant and cross-layer equalization: divide channels much larger than others before they share one scale.
 
-The weights that read them are multiplied instead: they have a scale for each output channel, and so tolerate it. The
-float result does not change. Inputs of layers with a matrix are smoothed wherever they come from, with a separate node
-if no constants before it can absorb the division. Between convolutions, only factors that the preceding layer absorbs
-are used.
+The weights that read these channels are multiplied by the same factors; a weight has a scale for each output channel,
+so its error grows less. The float result does not change. The input of any linear layer can be divided, by a separate
+node if the factors cannot be multiplied into constants before it. Between convolutions, factors are used only if the
+preceding layer can be divided by them.
 
 Sources: Xiao et al., SmoothQuant (2023); Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
 Correction (2019), section 4.1, with activations instead of weights.

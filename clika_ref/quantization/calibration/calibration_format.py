@@ -71,9 +71,9 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
                 [tensors[f"{CalibrationKey.INPUTS}.{number}.{index}"] for index in range(len(graph.inputs))]
                 for number in range(document[CalibrationKey.INPUTS])
             ]
-            held = sum(x.nbytes for batch in batches for x in batch)
+            size_bytes = sum(x.nbytes for batch in batches for x in batch)
             found.reservoir = Reservoir(
-                batches=batches, used_bytes=held, is_full=bool(document[CalibrationKey.IS_FULL])
+                batches=batches, used_bytes=size_bytes, is_full=bool(document[CalibrationKey.IS_FULL])
             )
             found.sizes = Counter(
                 {tuple((str(s), int(n)) for s, n in sizes): int(k) for sizes, k in document[CalibrationKey.SIZES]}

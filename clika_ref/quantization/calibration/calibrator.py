@@ -95,7 +95,7 @@ class Calibration:
     model: str = ""
     """`fingerprint` of the original graph; ``graph`` is its lowered form."""
     detached_adapters: tuple[Any, ...] = ()
-    """Adapters removed from the graph (`clika_ref.lora.lowering`); smoothing puts them back."""
+    """Adapters removed from the graph (`clika_ref.lora.lowering`); SmoothQuant adds them again."""
     _means: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
 
     def add(self, inputs: Sequence[Tensor]) -> None:
@@ -155,12 +155,12 @@ class Calibration:
         return self.table.first in ("", batch_fingerprint(inputs))
 
     def restart(self, graph: Graph) -> None:
-        """Discard all results, and restart with a ``graph`` without smoothing."""
+        """Discard all results, and restart with a ``graph`` without SmoothQuant."""
         self.reservoir, self.sizes = Reservoir(), Counter()
         self.restart_with_ranges(RangeTable(smoothing_purpose=self.table.smoothing_purpose, model=self.model), graph)
 
     def restart_with_ranges(self, table: RangeTable, graph: Graph) -> None:
-        """Continue with the ranges of another ``table``, and with a ``graph`` without smoothing."""
+        """Continue with the ranges of another ``table``, and with a ``graph`` without SmoothQuant."""
         self.table, self.graph, self._means = table, graph, {}
 
     def keep(self, inputs: Sequence[Tensor]) -> None:

@@ -141,7 +141,7 @@ def _replace_output(graph: Graph, node: Node, readers: Sequence[Use], result: Va
 def make_trainable(
     graph: Graph, stored: Graph, plan: Plan, logs: Mapping[str, Tensor], *, has_live_norms: bool
 ) -> dict[str, Tensor]:
-    """Insert fake quantization into a lowered and smoothed graph, and replace deferred constants by calls.
+    """Insert fake quantization into a lowered graph after SmoothQuant, and replace deferred constants by calls.
 
     Args:
         graph: changed in place; its constants are then those of the stored graph, log scales, and others that do not

@@ -49,7 +49,7 @@ def find_folded_norm(node: Node) -> FoldedNorm | None:
 
 
 def _find_folding(constant: Any) -> tuple[DeferredConstant | None, Value | None]:
-    """Return the folding formula of a constant, and the factor that was applied to its result, if any."""
+    """Return the deferred constant of a folded norm, and the factor that was applied to its result, if any."""
     factor: Value | None = None
     deferred = constant.deferred_data if isinstance(constant, Value) else None
     while isinstance(deferred, DeferredConstant) and deferred.function in (scale_along_dim, scale_input_channels):

@@ -38,7 +38,7 @@ class Plan:
     corrections: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Bias correction of a layer, ``float32[channels]``; creates a bias if it has none."""
     smoothing: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Factors that values are divided by before quantization, ``float32[channels]``: see ``smoothing.py``."""
+    """Factors that values are divided by before quantization, ``float32[channels]``: see ``smooth_quant.py``."""
     packed_weights: dict[str, PackedWeight] = field(default_factory=dict[str, PackedWeight])
     """Low-bit weights of layers that compute in float."""
     floats: dict[str, str] = field(default_factory=dict[str, str])

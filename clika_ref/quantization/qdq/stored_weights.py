@@ -80,11 +80,11 @@ class StoredWeight:
                 steps.append([StoredWeightStep.LAYOUT, step.shape, step.strides])
             else:
                 factor = step.factor.cpu()
-                held = next(
+                stored_name = next(
                     (n for n, t in known.items() if _is_equal(t, factor)), f"{TensorPrefix.FACTORS}{number}/{name}"
                 )
-                tensors |= {} if held in known else {held: factor}
-                steps.append([StoredWeightStep.MULTIPLY, step.shape, list(factor.shape), held])
+                tensors |= {} if stored_name in known else {stored_name: factor}
+                steps.append([StoredWeightStep.MULTIPLY, step.shape, list(factor.shape), stored_name])
         document: dict[str, Any] = {
             StoredWeightKey.LAYER: self.layer,
             StoredWeightKey.BITS: self.bits,

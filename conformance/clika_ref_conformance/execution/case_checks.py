@@ -235,9 +235,9 @@ class CaseExecution:
         spans = sorted((*_get_address_range(t), i) for i, t in enumerate(run.inputs) if t.numel())
         for index, result in enumerate(results):
             start, end = _get_address_range(result)
-            place = bisect.bisect_left(spans, (end,))
-            if result.numel() and place and spans[place - 1][1] > start:
-                shared = spans[place - 1][2]
+            position = bisect.bisect_left(spans, (end,))
+            if result.numel() and position and spans[position - 1][1] > start:
+                shared = spans[position - 1][2]
                 raise _VerdictReached(Verdict.CONTRACT, f"output {index} is a view of input {shared}. Return a copy.")
         return list(results)
 
@@ -337,14 +337,16 @@ def has_same_type(a: torch.Tensor, b: torch.Tensor) -> bool:
 def restore_tensors(tensors: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> list[int]:
     """Return the indices of modified tensors and restore their contents, as other checks use the tensors too."""
     written = [
-        i for i, (tensor, held) in enumerate(zip(tensors, before, strict=True)) if not has_same_bits(held, tensor)
+        i
+        for i, (tensor, original) in enumerate(zip(tensors, before, strict=True))
+        if not has_same_bits(original, tensor)
     ]
-    for tensor, held in ((tensors[i], before[i]) for i in written):
-        if tensor.shape != held.shape:
-            tensor.data = held
+    for tensor, original in ((tensors[i], before[i]) for i in written):
+        if tensor.shape != original.shape:
+            tensor.data = original
             continue
         once = tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())
-        tensor[once].copy_(held[once])  # broadcast elements share memory: write them once
+        tensor[once].copy_(original[once])  # broadcast elements share memory: write them once
     return written
 
 
@@ -369,10 +371,10 @@ def _describe_change(index: int, old: torch.Tensor, new: torch.Tensor, when: str
         now, before = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (new, old))
         return f"output {index} is {now} {when} instead of {before}"
     other = ~_find_equal_elements(old, new)
-    place = other.nonzero()[0].tolist()
-    now, before = (t[tuple(place)].item() for t in (new, old))
+    position = other.nonzero()[0].tolist()
+    now, before = (t[tuple(position)].item() for t in (new, old))
     counts = f"{int(other.sum()):,} of {old.numel():,} elements differ"
-    return f"output {index}{place or ''} is {now!r} {when} instead of {before!r}; {counts}"
+    return f"output {index}{position or ''} is {now!r} {when} instead of {before!r}; {counts}"
 
 
 def _describe_type(results: Any) -> str:

@@ -122,10 +122,7 @@ TARGETLESS_TASK_PREFIXES = ("contract/", "passes/", "quantization/packing")
 
 
 def find_doubts(record: RunRecord) -> list[str]:
-    """Return why a run proves too little: eager exceeds the suite's bounds, or the target passed no check at all.
-
-    Failures prove something, too.
-    """
+    """Return why a run is inconclusive: eager exceeds the suite's bounds, or the target neither passed nor failed."""
     counted: dict[tuple[str, str], list[Comparison]] = {}
     for result in record.results:
         counted.setdefault((result.task.subject, result.task.dtype), []).append(result.comparison)

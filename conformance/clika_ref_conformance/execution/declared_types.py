@@ -26,10 +26,10 @@ def find_mistyped_output(graph: Graph, inputs: Sequence[torch.Tensor], outputs: 
     sizes = read_sizes(graph, inputs)
     for index, (value, tensor) in enumerate(zip(graph.outputs, outputs, strict=True)):
         declared = value.type
-        symbols = {str(s) for side in declared.shape if isinstance(side, sympy.Basic) for s in side.free_symbols}
+        symbols = {str(s) for length in declared.shape if isinstance(length, sympy.Basic) for s in length.free_symbols}
         if not symbols <= sizes.keys():
             continue
-        shape = tuple(evaluate(side, sizes) for side in declared.shape)
+        shape = tuple(evaluate(length, sizes) for length in declared.shape)
         if (declared.dtype, shape) != (tensor.dtype, tuple(tensor.shape)):
             found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
             given = f" where {', '.join(f'{name} is {size}' for name, size in sizes.items())}" if sizes else ""

@@ -34,9 +34,9 @@ def handle_end_signals() -> Iterator[None]:
     except KeyboardInterrupt as error:
         if isinstance(error, RunInterruption):
             raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        position = f"{place.filename}, line {place.lineno}"
-        msg = f"{place.name} raised a KeyboardInterrupt ({position}). Raise another error instead."
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        position = f"{frame.filename}, line {frame.lineno}"
+        msg = f"{frame.name} raised a KeyboardInterrupt ({position}). Raise another error instead."
         raise ClikaError(msg) from error
     finally:
         for number, handler in before.items():

@@ -72,13 +72,15 @@ def list_tasks(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
     return [task for task in every if _is_selected(task, suite.subjects)]
 
 
-def find_scopes(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> ExpectedFailureScopes:
+def find_scopes(
+    xfails: Sequence[ExpectedFailure], suite: Suite, available_levels: Mapping[str, str]
+) -> ExpectedFailureScopes:
     """Return the tasks that each expected failure concerns; reject entries that concern no task of any profile.
 
     Raises:
         TargetError: there are such entries, in the selected tasks or not; the message lists all of them.
     """
-    tasks = _list_tasks_of_all_profiles(suite, catalogue) if xfails else []
+    tasks = _list_tasks_of_all_profiles(suite, available_levels) if xfails else []
     scopes = {entry: frozenset(filter(entry.matches_task, tasks)) for entry in xfails}
     strange = [entry.task for entry, mine in scopes.items() if not mine]
     if strange:
@@ -89,11 +91,11 @@ def find_scopes(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapp
     return scopes
 
 
-def _list_tasks_of_all_profiles(suite: Suite, catalogue: Mapping[str, str]) -> list[Task]:
+def _list_tasks_of_all_profiles(suite: Suite, available_levels: Mapping[str, str]) -> list[Task]:
     """Return the tasks of all profiles, in 2 s, with all artifact tasks, as the seed selects only a share of them."""
     profiles = [replace(profile, share_of_artifacts=1.0) for profile in (suite.profile, *PROFILES.values())]
     suites = [replace(suite, profile=profile) for profile in profiles]
-    levels = [import_level(module) for module in catalogue.values()]
+    levels = [import_level(module) for module in available_levels.values()]
     return [*dict.fromkeys(task for level in levels for each in suites for task in level.tasks(each))]
 
 

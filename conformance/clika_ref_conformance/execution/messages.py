@@ -14,7 +14,7 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """First line that a worker reads: the target, the profile, and the folders for files."""
+    """The first line that a worker reads: the target, the profile, the levels, and the folders for files."""
 
     target: str
     profile: Profile

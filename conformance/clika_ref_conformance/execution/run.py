@@ -1,4 +1,7 @@
-"""Whole run: distribute tasks to workers, lose at most one check with a dead worker, collect one result per check."""
+"""Run a plan: distribute tasks to worker processes, and collect one result per check.
+
+If a worker dies, at most one check is lost: another worker continues after it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from clika_ref_conformance.targets.loading import find_module_folder, load_targe
 from clika_ref_conformance.verdicts import Comparison, Reason, make_not_run
 
 CHECKS_PER_WORKER = 20_000
-"""Checks after which a worker is replaced, unless its memory required it before: starting one takes 3 s."""
+"""Checks after which a worker is replaced, unless its memory use required that before. A start takes 3 s."""
 
 MAX_FRUITLESS_WORKERS = 3
 """Limit on workers in a row that die without having run a check of a task, or before they are ready."""
@@ -56,21 +59,22 @@ class RunRequest:
     """Name of an installed target, or ``package.module:TARGET``."""
     profile: Profile = PROFILES["quick"]
     subjects: Sequence[str] = ()
-    """Words to select tasks: the name of a task must contain at least one."""
+    """Selection of tasks: the name of a task must contain at least one of these words; all tasks if empty."""
     levels: Sequence[str] = ()
     """Names of levels; all of them if empty."""
     out: Path | None = None
     """Folder of the report, for reproducers."""
     workers: int = 2
-    catalogue: Mapping[str, str] = field(default_factory=lambda: LEVELS)
-    """Names and modules of all available levels."""
+    available_levels: Mapping[str, str] = field(default_factory=lambda: LEVELS)
+    """Modules of all available levels, by name."""
     arrange: str = ""
+    """``package.module:function`` that changes the suite before planning (`WorkerSetup.arrange`)."""
     argument: str = ""
-    """See `clika_ref_conformance.execution.messages.WorkerSetup`."""
+    """Argument of ``arrange``, after the suite."""
 
     @property
     def part(self) -> str:
-        """Requested part of the profile, as options; empty if all of it is requested."""
+        """The options that select a part of the profile, as in a command; empty for the whole profile."""
         asked = [*(("-k", word) for word in self.subjects), *(("--level", name) for name in self.levels)]
         return shlex.join(text for option in asked for text in option)
 
@@ -102,29 +106,28 @@ def plan_run(request: RunRequest) -> RunPlan:
     registry = load_registry()
     target = load_target(request.target, registry)
     declarations = read_declarations(target, registry, request.target)
-    levels = select_levels(request.levels, request.catalogue)
+    levels = select_levels(request.levels, request.available_levels)
     suite = Suite(registry, target, request.profile, Path(), tuple(request.subjects), declarations.deviations)
-    scopes = find_scopes(declarations.xfails, suite, request.catalogue)
+    scopes = find_scopes(declarations.xfails, suite, request.available_levels)
     return RunPlan(request, levels, list_tasks(suite, levels), declarations, scopes)
 
 
 ProgressCallback = Callable[[CheckResult | None, "Execution"], None]
-"""Called after each result, and with None when a task ends and when no message arrived for a while."""
+"""Called after each result, and with None when a task ends or no message arrived for `PROGRESS_INTERVAL_S`."""
 
-NOTICE_INTERVAL_S = 5.0
-"""Length of that while."""
+PROGRESS_INTERVAL_S = 5.0
 
 
-def execute_plan(plan: RunPlan, notice: ProgressCallback | None = None) -> RunRecord:
+def execute_plan(plan: RunPlan, on_progress: ProgressCallback | None = None) -> RunRecord:
     """Run a plan and return its record.
 
-    The record of an interrupted run has the results so far, and proves too little.
+    The record of an interrupted run has the results so far, and is inconclusive.
 
     Raises:
         ClikaError: no worker can start.
     """
     start = time.perf_counter()
-    with start_execution(plan, plan.tasks, notice) as execution:
+    with start_execution(plan, plan.tasks, on_progress) as execution:
         try:
             execution.run()
         except KeyboardInterrupt:
@@ -134,11 +137,11 @@ def execute_plan(plan: RunPlan, notice: ProgressCallback | None = None) -> RunRe
 
 @contextlib.contextmanager
 def start_execution(
-    plan: RunPlan, tasks: Sequence[Task], notice: ProgressCallback | None = None
+    plan: RunPlan, tasks: Sequence[Task], on_progress: ProgressCallback | None = None
 ) -> Iterator[Execution]:
-    """Start the workers on tasks of a plan, and end them when the block exits."""
+    """Start workers on tasks of a plan; kill them when the block exits."""
     with make_run_folder() as folder:
-        execution = Execution(plan, make_setup(plan, folder), tasks, notice)
+        execution = Execution(plan, make_setup(plan, folder), tasks, on_progress)
         try:
             execution.start()
             yield execution
@@ -148,20 +151,20 @@ def start_execution(
 
 def make_setup(plan: RunPlan, folder: str = "") -> WorkerSetup:
     """Return the setup of a plan's workers."""
-    asked, out = plan.request, str(plan.request.out or "")
-    places = folder, out, tuple(sys.path)
-    return WorkerSetup(asked.target, asked.profile, plan.levels, *places, asked.arrange, asked.argument)
+    request = plan.request
+    folders = folder, str(request.out or ""), tuple(sys.path)
+    return WorkerSetup(request.target, request.profile, plan.levels, *folders, request.arrange, request.argument)
 
 
 class Execution:
     """State of a run in progress."""
 
     def __init__(
-        self, plan: RunPlan, setup: WorkerSetup, tasks: Sequence[Task], notice: ProgressCallback | None
+        self, plan: RunPlan, setup: WorkerSetup, tasks: Sequence[Task], on_progress: ProgressCallback | None
     ) -> None:
         self.plan = plan
         self.setup = setup
-        self.notice = notice or (lambda _, __: None)
+        self.on_progress = on_progress or (lambda _, __: None)
         self.progress_by_task = {task: TaskProgress(task) for task in tasks}
         self.waiting = deque(self.progress_by_task.values())
         self.events: queue.Queue[WorkerEvent] = queue.Queue()
@@ -180,19 +183,19 @@ class Execution:
             self._start_worker()
 
     def run(self) -> None:
-        """Run everything."""
+        """Run all tasks to their end."""
         while self.workers:
             self._handle_next_event()
 
     def results_of(self, task: Task) -> list[CheckResult]:
-        """Continue until a task is done, and return its results."""
+        """Run until a task is done; return its results."""
         progress = self.progress_by_task[task]
         while not progress.is_ended and self.workers:
             self._handle_next_event()
         return apply_expected_failures([*progress.results.values()], self.plan.scopes)
 
     def abandon(self, reason: str) -> None:
-        """Enter every missing result as not run, so that the run proves too little."""
+        """Record every missing result as not run, so that the run is inconclusive."""
         left = sum(not progress.is_ended for progress in self.progress_by_task.values())
         if left:
             self.doubts.append(f"{left:,} of {len(self.progress_by_task):,} tasks did not end: {reason}")
@@ -209,11 +212,11 @@ class Execution:
         self.workers.append(WorkerProcess(self.setup, self.events))
 
     def _handle_next_event(self) -> None:
-        """Handle the next message of a worker, or kill the workers that missed their deadline."""
+        """Handle the next message of a worker, or kill the workers that exceeded their deadline."""
         try:
-            worker, kind, content = self.events.get(timeout=compute_wait_seconds(self.workers, NOTICE_INTERVAL_S))
+            worker, kind, content = self.events.get(timeout=compute_wait_seconds(self.workers, PROGRESS_INTERVAL_S))
         except queue.Empty:
-            self.notice(None, self)
+            self.on_progress(None, self)
             for worker in self.workers:
                 if worker.deadline <= time.monotonic() and not worker.overdue:
                     worker.overdue = True
@@ -236,7 +239,7 @@ class Execution:
             self._end_worker(worker)
 
     def _end_worker(self, worker: WorkerProcess) -> None:
-        """End a worker. It stays in the list until then, so that an interruption meanwhile still kills it."""
+        """End a worker. It is removed from the list afterwards, so that `close` kills it after an interrupt."""
         worker.end()
         self.workers.remove(worker)
 
@@ -272,7 +275,7 @@ class Execution:
         if result.name in progress.results:
             self.problems.append(f"{progress.task}: {result.name} has two results")
         progress.results[result.name] = result
-        self.notice(result, self)
+        self.on_progress(result, self)
 
     def _on_done(self, worker: WorkerProcess, resident: int) -> None:
         self._finish(_progress_of(worker))
@@ -294,23 +297,23 @@ class Execution:
     def _finish(self, progress: TaskProgress) -> None:
         progress.is_ended = True
         self.ended_tasks += 1
-        self.notice(None, self)
+        self.on_progress(None, self)
 
     def _on_ended(self, worker: WorkerProcess, _: None) -> None:
-        """Attribute the end of a worker to the check that was running, and let another worker continue after it."""
+        """Record the end of a worker as the result of its running check; another worker continues after that check."""
         self.workers.remove(worker)
-        words = worker.close()
+        output = worker.close()
         if not worker.is_ready:
-            self._replace_failed_start(worker, worker.describe_exit() + f":\n{words}" * bool(words))
+            self._replace_failed_start(worker, worker.describe_exit() + f":\n{output}" * bool(output))
             return
         progress = worker.progress
         if progress is not None:
-            self._record_death(progress, worker, words)
+            self._record_death(progress, worker, output)
         if self.waiting and len(self.workers) < self.plan.request.workers:
             self._start_worker()
 
     def _replace_failed_start(self, worker: WorkerProcess, end: str) -> None:
-        """Replace a worker that never was ready, unless too many have failed, or none can become ready.
+        """Replace a worker that ended before it was ready, unless too many in a row did.
 
         Raises:
             ClikaError: it exited by itself, and no worker was ready before.
@@ -325,8 +328,8 @@ class Execution:
             last = f"the last (process {worker.process.pid}): {end}"
             self.abandon(f"{self.failed_starts} workers in a row ended before they were ready; {last}")
 
-    def _record_death(self, progress: TaskProgress, worker: WorkerProcess, words: str) -> None:
-        verdict, message = worker.judge_exit(words)
+    def _record_death(self, progress: TaskProgress, worker: WorkerProcess, output: str) -> None:
+        verdict, message = worker.judge_exit(output)
         if progress.started is not None and worker.is_ended_externally and progress.started not in progress.retried:
             progress.retried.add(progress.started)
             progress.started = None
@@ -346,7 +349,7 @@ class Execution:
         self._requeue(progress)
 
     def _requeue(self, progress: TaskProgress) -> None:
-        """Let another worker do the rest of a task, before all other tasks."""
+        """Put a task with missing results first in the queue; otherwise finish it."""
         if progress.plan is not None and set(progress.plan) <= progress.results.keys():
             self._finish(progress)
         else:
@@ -382,8 +385,8 @@ class Execution:
             part=request.part,
             target_folder=find_module_folder(request.target),
         )
-        gone = find_problems(record, self.plan.declarations, self.plan.scopes, request.profile, is_full=is_full)
-        return replace(record, problems=(*self.problems, *gone), doubts=(*self.doubts, *find_doubts(record)))
+        problems = find_problems(record, self.plan.declarations, self.plan.scopes, request.profile, is_full=is_full)
+        return replace(record, problems=(*self.problems, *problems), doubts=(*self.doubts, *find_doubts(record)))
 
 
 def _progress_of(worker: WorkerProcess) -> TaskProgress:

@@ -18,7 +18,7 @@ from clika_ref_conformance.execution.worker_process import START_TIMEOUT_S, get_
 from clika_ref_conformance.targets.loading import load_target
 
 FINISHED_STATUS = 64
-"""Exit status of a trial that finished, whether the target was loaded or rejected. The target causes all others."""
+"""Exit status of a probe that finished, whether the target was loaded or rejected. The target causes all others."""
 
 
 def probe_target(text: str) -> None:
@@ -33,13 +33,13 @@ def probe_target(text: str) -> None:
         return
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     command = [sys.executable, "-m", __name__, text]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         try:
             found = subprocess.run(  # noqa: S603 - this file
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=output,
+                stderr=output,
                 env=environment,
                 timeout=START_TIMEOUT_S,
                 check=False,
@@ -51,8 +51,8 @@ def probe_target(text: str) -> None:
                 return
             status = found.returncode
             ending = f"ended with {'signal' if status < 0 else 'status'} {abs(status)}"
-        words.seek(0)
-        written = get_last_lines(words.read())
+        output.seek(0)
+        written = get_last_lines(output.read())
     quoted = f" Its output:\n{written}" if written else ""
     msg = (
         f"cannot load the target {text}: its process {ending}. Correct the target: its import, its creation, its "

@@ -83,8 +83,8 @@ def make_suite(setup: WorkerSetup) -> Suite:
     profile = replace(setup.profile, trusts_eager=trusts_eager)
     suite = Suite(registry, target, profile, folder, (), declared.deviations, declared.xfails, setup.as_json())
     if setup.arrange:
-        place, _, name = setup.arrange.partition(":")
-        suite = getattr(importlib.import_module(place), name)(suite, setup.argument)
+        module_name, _, name = setup.arrange.partition(":")
+        suite = getattr(importlib.import_module(module_name), name)(suite, setup.argument)
     return suite
 
 

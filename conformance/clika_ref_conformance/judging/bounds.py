@@ -99,8 +99,8 @@ def compute_dot_statistics(call: ConcreteCall, results: list[torch.Tensor], form
 
 def _convert_to_floats(call: ConcreteCall) -> ConcreteCall:
     """Return a call with its integer tensors in float64: all of them, or else the last one that is not an index."""
-    places = [i for i, o in enumerate(call.operands) if isinstance(o, torch.Tensor)]
-    for chosen in (places, *([i] for i in reversed(places))):
+    positions = [i for i, o in enumerate(call.operands) if isinstance(o, torch.Tensor)]
+    for chosen in (positions, *([i] for i in reversed(positions))):
         operands = tuple(o.double() if i in chosen else o for i, o in enumerate(call.operands))
         changed = ConcreteCall(call.name, call.function, operands, call.attrs)
         try:
@@ -161,8 +161,11 @@ def bound_interpolation(call: ConcreteCall, result: torch.Tensor, dtype: AnyForm
     x = _zero_nonfinite(call.first)
     if x.numel() == 0 or result.numel() == 0:
         return torch.zeros_like(result)
-    sides = tuple(range(2, x.ndim))
-    top, spread = x.abs().amax(sides, keepdim=True), x.amax(sides, keepdim=True) - x.amin(sides, keepdim=True)
+    spatial_dims = tuple(range(2, x.ndim))
+    top, spread = (
+        x.abs().amax(spatial_dims, keepdim=True),
+        x.amax(spatial_dims, keepdim=True) - x.amin(spatial_dims, keepdim=True),
+    )
     taps = INTERPOLATION_TAPS * max(1.0, x.numel() / result.numel())
     moved = 2 * COORDINATE_ULPS * max(*x.shape[2:], *result.shape[2:]) * spread
     return (rounding_unit_of(dtype) * (taps * 2 * top + moved)).expand_as(result) + ulp_of(result, dtype)

@@ -115,7 +115,7 @@ def _compute_statistics(
     earlier: list[tuple[SampleNumbers, SampleNumbers]] = []
     for index, pair in enumerate(zip(target, eager, strict=True)):
         name = f"output {index}"
-        t, e = (_to_numbers(side) for side in pair)
+        t, e = (_to_numbers(sample) for sample in pair)
         if not t.values.numel():
             continue
         yield name, t, e
@@ -159,7 +159,7 @@ def _count_values(
         for value in few:
             yield f"{name} == {value.item()}", _make_indicator(target == value), _make_indicator(eager == value)
     if target.shape[1] > 1:
-        t, e = (_make_indicator(side == side.roll(-1, 1)) for side in (target, eager))
+        t, e = (_make_indicator(sample == sample.roll(-1, 1)) for sample in (target, eager))
         yield f"equal neighbors in {name}", t, e
 
 

@@ -242,8 +242,8 @@ def _bound_sampling(
 ) -> LocalBounds:
     """Bound sampling at points that are themselves rounded: rounding decides which neighbor is nearest."""
     x, points, *rest = call.operands
-    sides = max(x.shape[2:])
-    off = 2 * formulas.COORDINATE_ULPS * rounding_unit_of(dtype) * points.abs().clamp(min=1, max=float(sides))
+    longest = max(x.shape[2:])
+    off = 2 * formulas.COORDINATE_ULPS * rounding_unit_of(dtype) * points.abs().clamp(min=1, max=float(longest))
     moved = [add_noise(points, off, noise.generator) for _ in range(noise.runs)]
     runs = [ConcreteCall(call.name, call.function, (x, p, *rest), call.attrs).run() for p in moved]
     found = _bound_by_runs(call, results, results, runs, dtype)
@@ -356,9 +356,9 @@ class AtenRecorder(TorchDispatchMode):
                 args, kwargs = _substitute_tensors(entry.args, now), _substitute_tensors(entry.kwargs, now)
             result = entry.function(*args, **kwargs)
             results = [result] if isinstance(result, torch.Tensor) else flatten_operands([result])
-            for place, (new, bound) in enumerate(zip(results, entry.bounds, strict=False)):
+            for position, (new, bound) in enumerate(zip(results, entry.bounds, strict=False)):
                 error = None if bound is None else next(errors)
-                if error is not None and (with_variances or not entry.is_variance or place):
+                if error is not None and (with_variances or not entry.is_variance or position):
                     new.add_(error.view(new.shape))
             for old, new in zip(entry.results, results, strict=True):
                 now[id(old)] = new

@@ -28,7 +28,7 @@ MIN_JITTER_RUNS = 3
 """Number of jittered runs that can prove a result correct: without steps, further runs can only widen a bound."""
 
 MAX_AMBIGUOUS_SHARE = 0.05
-"""Share of ambiguous elements above which a correct result proves too little."""
+"""Share of ambiguous elements above which a correct result is inconclusive."""
 
 
 class CaseReference:
@@ -280,10 +280,10 @@ def _describe_worst_element(
     index: int, expected: ExpectedOutput, actual: torch.Tensor, at: int, wrong: int
 ) -> tuple[Verdict, str]:
     """Return the verdict on the worst element, with its position, its value and its expected value."""
-    place = [int(i) for i in torch.unravel_index(torch.tensor(at), actual.shape)] if actual.ndim else []
+    position = [int(i) for i in torch.unravel_index(torch.tensor(at), actual.shape)] if actual.ndim else []
     got, eager, exact = (t.flatten()[at].item() for t in (actual, expected.eager, expected.exact))
     special = actual.is_floating_point() and not bool(torch.isfinite(torch.tensor([float(got), float(eager)])).all())
-    message = f"output {index}{place} is {got!r} instead of {eager!r}"
+    message = f"output {index}{position} is {got!r} instead of {eager!r}"
     if not expected.same:
         allowed = float(expected.element_bounds().flatten()[at])
         message += f" (exact {exact!r}, bound {allowed:.3g} of {expected.label})"

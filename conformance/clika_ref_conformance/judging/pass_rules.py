@@ -45,8 +45,8 @@ class PassFinding:
 def check_passes(passes: Sequence[Pass], operators: Operators, case: GraphCase) -> PassFinding:
     """Run passes one after another on a clone of a graph, and check each result by all rules."""
     graph, fired, worst, decided = case.graph, False, Comparison(Verdict.PASS), ""
-    for place, p in enumerate(passes):
-        name = f"{p.name}, run after {', '.join(other.name for other in passes[:place])}" if place else p.name
+    for position, p in enumerate(passes):
+        name = f"{p.name}, run after {', '.join(other.name for other in passes[:position])}" if position else p.name
         before, graph = graph, graph.clone()
         try:
             with _protect_constants(before):

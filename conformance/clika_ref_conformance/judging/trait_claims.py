@@ -38,7 +38,7 @@ def find_broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str,
     scaled by vectors, return twice the result for twice the operand.
     """
     named = (op.trait.weight, op.trait.bias, *op.trait.factors)
-    lacking = [place for place in named if place is not None and place >= len(operands)]
+    lacking = [position for position in named if position is not None and position >= len(operands)]
     if lacking:
         return f"it has no operand {lacking[0]}: it has {len(operands)}, counted from 0"
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]

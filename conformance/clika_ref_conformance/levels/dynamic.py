@@ -141,7 +141,7 @@ def drop_rejected_symbols(found: SymbolicCall, suite: Suite) -> SymbolicCall | s
     fixed: list[SizeDecision] = []
     while (reason := _compile_error(found.graph, suite)) is not None:
         words = set(re.findall(r"\w+", reason))
-        rejection = [place for place in found.varied_sizes if str(place.symbol) in words]
+        rejection = [decision for decision in found.varied_sizes if str(decision.symbol) in words]
         if not rejection:
             return found
         fixed += rejection
@@ -247,7 +247,7 @@ class CallPool:
 
 
 def _classify_decisions(drawing: ReplayableCall) -> list[tuple[int, object]]:
-    """Return the decisions of a drawn call as classes, as exact values, such as the last index of a dim, say less.
+    """Return the decisions of a drawn call as classes, since exact values differ for each size, as a last index does.
 
     They include the resulting attributes, as samples may reach one in several ways.
     """

@@ -165,14 +165,14 @@ class OperatorChecks:
         """
         row = self.rows[index]
         typical, *runs = self._make_runs(row, self._seed(name), index)
-        places = count_special_positions(row.call.operands)
-        rounds = index // places if places else 0
+        positions = count_special_positions(row.call.operands)
+        rounds = index // positions if positions else 0
         if rounds:
             own = [run for run in runs if run.name.startswith((*SPECIAL_VALUES, NEAR_NUMBERS))]
             runs = [*own, *[run for run in runs if run not in own][rounds % 2 :: 2]]
         runs = [typical, *runs]
         names = {run.name for run in runs}
-        for later in range(len(self.rows), places) if not index else ():
+        for later in range(len(self.rows), positions) if not index else ():
             more = self._make_runs(row, self._seed(name), later)
             runs += [run for run in more if run.name not in names]
             names.update(run.name for run in more)

@@ -295,12 +295,12 @@ for _subject, _dtype in {
 
 @FAULTS.lowering("where", "a square condition is transposed")
 def _(original, op, condition, x, y):
-    sides = op.shape(condition)
-    if len(sides) < 2 or sides[-1] != sides[-2]:
+    sizes = op.shape(condition)
+    if len(sizes) < 2 or sizes[-1] != sizes[-2]:
         return original(op, condition, x, y)
-    order = [*range(len(sides) - 2), len(sides) - 1, len(sides) - 2]
-    turned = op.declare(op.Transpose(condition, perm=order), TensorType(op.dtype(condition), sides))
-    return original(op, turned, x, y)
+    order = [*range(len(sizes) - 2), len(sizes) - 1, len(sizes) - 2]
+    transposed = op.declare(op.Transpose(condition, perm=order), TensorType(op.dtype(condition), sizes))
+    return original(op, transposed, x, y)
 
 
 @FAULTS.lowering("poisson_nll_loss", "NaN is treated as 0")

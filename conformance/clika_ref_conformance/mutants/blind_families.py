@@ -190,7 +190,7 @@ def _(original, op, x, y):
 @FAULTS.lowering("batch_norm", "training divides by the unbiased variance")
 def _(original, op, x, *vectors, training, momentum, eps):
     shape = op.shape(x)
-    count = 1 if is_symbolic(shape) else math.prod(side for i, side in enumerate(shape) if i != 1)
+    count = 1 if is_symbolic(shape) else math.prod(size for i, size in enumerate(shape) if i != 1)
     if training and count > 1:
         factor = count / (count - 1)
 

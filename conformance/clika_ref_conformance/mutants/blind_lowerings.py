@@ -137,10 +137,10 @@ def _(original, op, x, *, nan, posinf, neginf):
 @FAULTS.lowering("var", "the divisor is 1 if the correction leaves no degree of freedom")
 def _(original, op, x, *, dim, correction, keepdim):
     whole = original(op, x, dim=dim, correction=0, keepdim=keepdim)
-    sides = [op.shape(x)[d] for d in (range(op.rank(x)) if not dim or not op.rank(x) else dim)]
-    if correction == 0 or is_symbolic(tuple(sides)):
+    sizes = [op.shape(x)[d] for d in (range(op.rank(x)) if not dim or not op.rank(x) else dim)]
+    if correction == 0 or is_symbolic(tuple(sizes)):
         return original(op, x, dim=dim, correction=correction, keepdim=keepdim)
-    return op.Mul(whole, op.like(x, math.prod(sides) / max(math.prod(sides) - correction, 1)))
+    return op.Mul(whole, op.like(x, math.prod(sizes) / max(math.prod(sizes) - correction, 1)))
 
 
 @FAULTS.lowering("std", "the correction is truncated to an integer")
@@ -315,8 +315,8 @@ def _(original, op, x, *, output_size, scales):
     n, m = op.shape(x)[2], output_size[0]
     if is_symbolic((n, m)):
         return original(op, x, output_size=output_size, scales=scales)
-    places = [min(int(i / (scales[0] or m / n)), n - 1) for i in range(m)]
-    return op.Gather(x, op.ints(places), axis=2)
+    positions = [min(int(i / (scales[0] or m / n)), n - 1) for i in range(m)]
+    return op.Gather(x, op.ints(positions), axis=2)
 
 
 @FAULTS.lowering("grid_sampler", "the padding modes 'border' and 'reflection' are swapped")

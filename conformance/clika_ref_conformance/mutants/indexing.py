@@ -16,8 +16,8 @@ FAULTS = Catalogue("indexing")
 
 @FAULTS.lowering("slice", "a start before the first element wraps around once more")
 def _(original, op, x, *, dim, start, **attrs):
-    side = op.shape(x)[dim]
-    wrapped = start % side if isinstance(start, int) and isinstance(side, int) and start < -side else start
+    size = op.shape(x)[dim]
+    wrapped = start % size if isinstance(start, int) and isinstance(size, int) and start < -size else start
     return original(op, x, dim=dim, start=wrapped, **attrs)
 
 
@@ -149,9 +149,9 @@ def _(original, op, x, *, dimension, size, step):
         return original(op, x, dimension=dimension, size=size, step=step)
     dim = dimension % rank
     starts = torch.arange(op.result.shape[dim])[:, None] * size + torch.arange(size)
-    places = starts.clamp(max=op.shape(x)[dim] - 1)
+    positions = starts.clamp(max=op.shape(x)[dim] - 1)
     order = [i for i in range(rank + 1) if i != dim + 1]
-    return op.Transpose(op.Gather(x, op.constant(places, torch.int64), axis=dim), perm=[*order, dim + 1])
+    return op.Transpose(op.Gather(x, op.constant(positions, torch.int64), axis=dim), perm=[*order, dim + 1])
 
 
 FAULTS.node_functions(
@@ -165,9 +165,9 @@ FAULTS.node_functions(
     "slice", "a start before the first element of a dynamic dim wraps around once more", levels=("dynamic",)
 )
 def _(original, op, x, *, dim, start, **attrs):
-    side = op.shape(x)[dim]
-    wraps = isinstance(start, int) and start < 0 and not isinstance(side, int)
-    return original(op, x, dim=dim, start=side + start if wraps else start, **attrs)
+    size = op.shape(x)[dim]
+    wraps = isinstance(start, int) and start < 0 and not isinstance(size, int)
+    return original(op, x, dim=dim, start=size + start if wraps else start, **attrs)
 
 
 @FAULTS.type_rule("slice", "a start that is a negative expression is treated as within the dim")

@@ -167,7 +167,7 @@ def run_mutants(
 
 def _make_request(target: str, profile: str, shrink_seconds: float, workers: int) -> RunRequest:
     chosen = replace(select_profile(profile, 0), shrink_seconds=shrink_seconds, case_seconds=MUTANT_TIMEOUT_S)
-    return RunRequest(target, chosen, workers=workers, catalogue=MUTATION_LEVELS)
+    return RunRequest(target, chosen, workers=workers, available_levels=MUTATION_LEVELS)
 
 
 def _execute_tasks(

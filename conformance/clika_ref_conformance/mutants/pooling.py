@@ -36,8 +36,8 @@ def _(original, op, x, *, count_include_pad, padding, **attrs):
 
 @FAULTS.lowering("max_pool2d", "the padding is zeros, which are larger than negative elements")
 def _(original, op, x, *, padding, **attrs):
-    sides = tuple(padding) * (2 // len(padding))
-    return original(op, pad_zeros(op, x, sides, sides), padding=(0, 0), **attrs)
+    pads = tuple(padding) * (2 // len(padding))
+    return original(op, pad_zeros(op, x, pads, pads), padding=(0, 0), **attrs)
 
 
 FAULTS.node_functions(

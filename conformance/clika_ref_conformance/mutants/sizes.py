@@ -80,11 +80,11 @@ def _(original, self, x, shape):
     "reshape", "the unknown dim of an empty tensor is computed by a division by zero", OnnxBuilder, "reshape"
 )
 def _(original, self, x, shape):
-    sides = list(shape)
-    symbolic = [i for i, side in enumerate(sides) if is_symbolic(side)]
+    sizes = list(shape)
+    symbolic = [i for i, size in enumerate(sizes) if is_symbolic(size)]
     if symbolic:
-        sides[symbolic[-1]] = -1
-    return self.Reshape(x, self.ints(sides))
+        sizes[symbolic[-1]] = -1
+    return self.Reshape(x, self.ints(sizes))
 
 
 @FAULTS.function(
@@ -239,9 +239,9 @@ def _seed_dynamic_type_rule(subject: str, change: str) -> Any:
 
 
 def _lengthen_dim(type: TensorType, dim: int, more: int) -> TensorType:
-    sides = list(type.shape)
-    sides[dim] = sides[dim] + more
-    return TensorType(type.dtype, tuple(sides))
+    sizes = list(type.shape)
+    sizes[dim] = sizes[dim] + more
+    return TensorType(type.dtype, tuple(sizes))
 
 
 @_seed_dynamic_type_rule("max_pool2d", "a dynamic dim has one window more")

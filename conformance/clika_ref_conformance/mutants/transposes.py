@@ -31,9 +31,9 @@ FAULTS.substitute(
 
 @FAULTS.rule("push-transposes", "the order of the remaining dims is not compared", transposes, "reduce_before_permute")
 def _(original, node, build):
-    x, sides = node.inputs[0], layouts.dims_of(node)
+    x, dims = node.inputs[0], layouts.dims_of(node)
     order = layouts.order_of(x.producer)
-    if order is None or sides is None or node.attrs["keepdim"] or len(x.uses) != 1:
+    if order is None or dims is None or node.attrs["keepdim"] or len(x.uses) != 1:
         return original(node, build)
     return build(node.op, x.producer.inputs[0], types=(node.output.type,), **layouts.permute_attrs(node, order))
 

@@ -1,4 +1,4 @@
-"""Report for humans: one self-contained HTML file, with the worst cases behind every cell."""
+"""HTML report for humans: one self-contained file. A click on a cell opens its worst cases."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def write_html(reports: Sequence[Report], path: Path, folders: Sequence[Path] = 
         ModelError: the path cannot be written.
     """
     path = path.absolute()
-    places = folders or [path.parent] * len(reports)
+    locations = folders or [path.parent] * len(reports)
     with write_atomically(path) as file:
-        page = render_html(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in places])
+        page = render_html(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in locations])
         file.write(page.encode(errors="backslashreplace"))  # a target's message may contain a lone surrogate
 
 

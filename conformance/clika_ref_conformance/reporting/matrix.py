@@ -127,15 +127,18 @@ def _make_tab(
         for entry in entries:
             task = entry.task
             found.setdefault(task.subject, {}).setdefault((index, task.dtype, task.dynamic), []).append(entry)
-    halves = sorted({dynamic for places in found.values() for _, _, dynamic in places})
+    halves = sorted({dynamic for locations in found.values() for _, _, dynamic in locations})
     rows: list[Row] = []
-    for subject, places in found.items():
+    for subject, locations in found.items():
         cells = [
-            [_make_half(places.get((index, dtype, dynamic), []), report, prefixes[index], cases) for dynamic in halves]
+            [
+                _make_half(locations.get((index, dtype, dynamic), []), report, prefixes[index], cases)
+                for dynamic in halves
+            ]
             for index, (report, group) in enumerate(zip(reports, groups, strict=True))
             for dtype in group.columns
         ]
-        entries = [entry for several in places.values() for entry in several]
+        entries = [entry for several in locations.values() for entry in several]
         rows.append(Row(subject, cells, any(entry.verdict.is_failure for entry in entries)))
     return Tab(title, HINT_BY_LEVEL.get(title, ""), groups, rows)
 

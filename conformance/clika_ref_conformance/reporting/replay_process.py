@@ -36,19 +36,19 @@ def replay_in_process(path: Path, target: str = "", *, debug: bool = False) -> i
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         status = subprocess.run(command, stderr=errors, check=False).returncode  # noqa: S603 - this file
         errors.seek(0)
-        words = errors.read()
-    sys.stderr.write(words)
+        output = errors.read()
+    sys.stderr.write(output)
     if status - STATUS_OFFSET in REPLAY_STATUSES:
         return status - STATUS_OFFSET
-    result_console().print(_describe_exit(status, words), markup=False)
+    result_console().print(_describe_exit(status, output), markup=False)
     return 1
 
 
-def _describe_exit(status: int, words: str) -> str:
+def _describe_exit(status: int, output: str) -> str:
     """Describe how a target ended its process, from the exit status and its output."""
-    if TIMEOUT_PREFIX in words:
+    if TIMEOUT_PREFIX in output:
         return f"{Verdict.HANG}: no result within the time limit of the run"
-    verdict = Verdict.MEMORY if has_memory_error(words) else Verdict.CRASH
+    verdict = Verdict.MEMORY if has_memory_error(output) else Verdict.CRASH
     return f"{verdict}: the target ended its process with status {status}"
 
 

@@ -23,7 +23,7 @@ SEVERITY_BY_VERDICT = {
         ]
     )
 }
-"""Severity of verdicts; the highest represents several. One pass says more than any number of rejections."""
+"""Severity of verdicts; the highest represents several. One pass is more informative than any number of rejections."""
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,12 @@ def find_module_folder(text: str) -> str:
 
     Empty if any process can import it: it is installed, or ``text`` is the name of a plugin's target.
     """
-    place, colon, _ = text.partition(":")
-    module = importlib.import_module(place) if colon else None
+    module_name, colon, _ = text.partition(":")
+    module = importlib.import_module(module_name) if colon else None
     file = getattr(module, "__file__", None)
     if file is None:
         return ""
-    folder = str(Path(file).absolute().parents[place.count(".") + hasattr(module, "__path__")])
+    folder = str(Path(file).absolute().parents[module_name.count(".") + hasattr(module, "__path__")])
     return "" if folder in map(sysconfig.get_path, ("purelib", "platlib")) else folder
 
 
@@ -98,8 +98,8 @@ def _find_by_name(text: str, registry: Registry) -> Target:
 
 
 def _import_target(text: str) -> Any:
-    place, _, path = text.partition(":")
-    found = find_object(place, path, TargetError)
+    module_name, _, path = text.partition(":")
+    found = find_object(module_name, path, TargetError)
     if isinstance(found, type) or (callable(found) and not isinstance(found, Target)):
         try:
             return found()

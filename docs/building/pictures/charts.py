@@ -49,7 +49,7 @@ def draw_histogram(facts: Mapping[str, Any]) -> bytes:
         counts[min(BINS - 1, int(BINS * (center - low) / (high - low)))] += count
     tallest = math.log10(max(counts)) + 0.2
     start, end = map(x_of, ranges[chosen])
-    canvas.box(start, top, end - start, bottom - top, fill=INT8.ground, stroke=INT8.ground, radius=0)
+    canvas.box(start, top, end - start, bottom - top, fill=INT8.background, stroke=INT8.background, radius=0)
     for decade in range(int(tallest) + 1):
         y = bottom - (bottom - top) * (decade + 0.2) / (tallest + 0.2)
         canvas.line([(left, y), (right, y)], color="#e3e7ec", width=1)
@@ -169,7 +169,7 @@ def _draw_weight(canvas: Canvas, x: float, y: float, layer: Mapping[str, Any]) -
     for row in range(rows):
         for column in range(columns):
             is_gone = row in gone_rows or column in gone_columns
-            fill, stroke = (MISSED.ground, MISSED.title) if is_gone else (FLOAT.ground, FRAME_COLOR)
+            fill, stroke = (MISSED.background, MISSED.title) if is_gone else (FLOAT.background, FRAME_COLOR)
             canvas.box(
                 x + column * CELL + 1, y + row * CELL + 1, CELL - 2, CELL - 2, fill=fill, stroke=stroke, radius=1
             )

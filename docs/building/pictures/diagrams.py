@@ -76,7 +76,7 @@ def _draw_column(
             raise ValueError(f"draw the stage {name!r}: {file} does not exist. Name the file of the stage.")
         canvas.arrow([(x + NAME_WIDTH / 2, y), (x + NAME_WIDTH / 2, y + STAGE_GAP)])
         y += STAGE_GAP
-        canvas.box(x, y, width, STAGE_HEIGHT, fill=colors.ground, stroke=colors.title)
+        canvas.box(x, y, width, STAGE_HEIGHT, fill=colors.background, stroke=colors.title)
         canvas.box(x, y, NAME_WIDTH, STAGE_HEIGHT, fill=colors.title, stroke=colors.title)
         middle = x + NAME_WIDTH / 2
         canvas.text(middle, y + 24, name, size=12, color="#ffffff", anchor="middle", is_bold=True, max_width=NAME_WIDTH)
@@ -89,7 +89,7 @@ def _draw_column(
 
 
 def _draw_product(canvas: Canvas, x: float, y: float, width: float, text: str) -> None:
-    canvas.box(x, y, width, 30, fill=PRODUCT.ground, stroke=PRODUCT.title)
+    canvas.box(x, y, width, 30, fill=PRODUCT.background, stroke=PRODUCT.title)
     canvas.text(x + width / 2, y + 19, text, size=12, anchor="middle", is_bold=True, max_width=width)
 
 
@@ -141,15 +141,15 @@ def _draw_layer(canvas: Canvas, y: float, packages: Sequence[tuple[str, str]], c
     gap = 10.0
     width = (MAX_WIDTH - 2 * MARGIN - gap * (len(packages) - 1)) / len(packages)
     name_width = max(measure_text(name, 12) for name, _ in packages) + 20
-    beside = width - name_width > 400  # else the summary is below the name
-    texts = [wrap(summary, (width - name_width if beside else width) - 20) for _, summary in packages]
+    is_next_to_name = width - name_width > 400  # else the summary is below the name
+    texts = [wrap(summary, (width - name_width if is_next_to_name else width) - 20) for _, summary in packages]
     lines = max(map(len, texts))
-    height = max(lines, 1) * LINE_HEIGHT + (13 if beside else 30)
+    height = max(lines, 1) * LINE_HEIGHT + (13 if is_next_to_name else 30)
     for number, ((name, _), summary) in enumerate(zip(packages, texts, strict=True)):
         x = MARGIN + number * (width + gap)
-        canvas.box(x, y, width, height, fill=colors.ground, stroke=colors.title)
+        canvas.box(x, y, width, height, fill=colors.background, stroke=colors.title)
         canvas.text(x + 10, y + 18, name, size=12, color=colors.title, is_bold=True)
-        indent, baseline = (name_width, y + 18) if beside else (10.0, y + 34)
+        indent, baseline = (name_width, y + 18) if is_next_to_name else (10.0, y + 34)
         for line in summary:
             canvas.text(x + indent, baseline, line, color=FAINT_COLOR, max_width=x + width - (x + indent))
             baseline += LINE_HEIGHT
@@ -187,7 +187,7 @@ def draw_dynamic_dims(facts: Mapping[str, Any]) -> bytes:
         colors = ROLE_COLORS[Role.QUANTIZED if result.startswith("accepted:") else Role.NOT_QUANTIZED]
         lines = wrap(result, MAX_WIDTH - MARGIN - 250)
         height = max(len(lines) * LINE_HEIGHT + 13, 28)
-        canvas.box(MARGIN, y, MAX_WIDTH - 2 * MARGIN, height, fill=colors.ground, stroke=colors.title)
+        canvas.box(MARGIN, y, MAX_WIDTH - 2 * MARGIN, height, fill=colors.background, stroke=colors.title)
         canvas.text(MARGIN + 10, y + 18, f"call with {shape}", color=colors.title, is_bold=True, max_width=210)
         canvas.paragraph(240, y + 18, " ".join(lines), MAX_WIDTH - MARGIN - 250)
         y += height + 8
@@ -199,5 +199,5 @@ def _draw_shape(canvas: Canvas, y: float, shape: Sequence[object], dynamic: Sequ
     for axis, length in enumerate(shape):
         role = Role.WEIGHT_ONLY if axis in dynamic else Role.FLOAT
         colors = ROLE_COLORS[role]
-        canvas.box(180 + axis * 130, y, 120, 28, fill=colors.ground, stroke=colors.title)
+        canvas.box(180 + axis * 130, y, 120, 28, fill=colors.background, stroke=colors.title)
         canvas.text(240 + axis * 130, y + 18, str(length), size=12, anchor="middle", max_width=116)

@@ -175,7 +175,7 @@ def _draw_tiles(canvas: Canvas, x: float, y: float, width: float, report: Mappin
     tile = (width - gap * (len(tiles) - 1)) / len(tiles)
     for number, (name, figure) in enumerate(tiles.items()):
         left = x + number * (tile + gap)
-        canvas.box(left, y + 20, tile, 50, fill=ROLE_COLORS[Role.FLOAT].ground)
+        canvas.box(left, y + 20, tile, 50, fill=ROLE_COLORS[Role.FLOAT].background)
         canvas.text(left + 10, y + 42, figure, size=15, is_bold=True, max_width=tile - 20)
         canvas.text(left + 10, y + 60, name, color=FAINT_COLOR, max_width=tile - 20)
     return y + 84

@@ -22,7 +22,7 @@ COMPARISON_DTYPES = {torch.bool: torch.int32}
 def _promote_and_round(op, x, y, *, via):
     """Return the operands rounded to torch's promoted dtype.
 
-    ONNX Runtime compares half precision in float32, and removes a cast before its own. A Max node between the two casts
+    ONNX Runtime compares FP16 and BF16 in float32, and removes a cast before its own. A Max node between the two casts
     keeps the rounding.
     """
     dtype = common_dtype(op, x, y)

@@ -37,7 +37,7 @@ DTYPES_WITHOUT_WHERE = (torch.bool, torch.int16, torch.int8)
     error=EXACT,
 )
 def diagonal(x: Tensor, *, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """``x[..., i, i + offset]`` in the plane of ``dim1`` and ``dim2``; the diagonal becomes the last dim."""
+    """``x[..., i, i + offset]``, with ``dim1`` and ``dim2`` as the indexed dims; the diagonal becomes the last dim."""
     return x.diagonal(offset, dim1, dim2)
 
 
@@ -64,7 +64,7 @@ def _(build, base, new, **attrs):
 
 @operator(aten.diagonal_scatter.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def diagonal_scatter(x: Tensor, src: Tensor, *, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """``x`` with a diagonal in the plane of ``dim1`` and ``dim2`` replaced by the last dim of ``src``."""
+    """``x`` with the diagonal of ``dim1`` and ``dim2`` replaced by ``src``, along its last dim."""
     return torch.diagonal_scatter(x, src, offset, dim1, dim2)
 
 
@@ -93,7 +93,7 @@ def _(draw, s):
 
 @operator(aten.diag_embed.default, quant=SHARED_QPARAMS, error=EXACT)
 def diag_embed(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """A tensor of zeros with the last dim of ``x`` as a diagonal in the plane of two new dims."""
+    """A tensor of zeros with the last dim of ``x`` as the diagonal of two new dims, ``dim1`` and ``dim2``."""
     return x.diag_embed(offset, dim1, dim2)
 
 
@@ -188,8 +188,8 @@ def _read_diagonal(op: Any, x: Any, offset: int, plane: tuple[int, int]) -> Any:
 def _embed_diagonal(op: Any, x: Any, offset: int) -> Any:
     """Return matrices with the last dim of ``x`` as a diagonal.
 
-    Below the main diagonal, the index of an element is its column, otherwise its row. So ``x`` is padded at its end
-    only.
+    On a diagonal below the main one, element ``i`` of ``x`` is in column ``i``, otherwise in row ``i``. Therefore ``x``
+    is padded at its end only.
     """
     dtype, rank, size = op.dtype(x), op.rank(x), op.shape(x)[-1] + abs(offset)
     x = op.cast(x, torch.int32) if dtype in DTYPES_WITHOUT_WHERE else x

@@ -98,9 +98,9 @@ def reshape_per_channel(op, vector, rank: int):
 
 
 def compute_dtype(op, *operands) -> torch.dtype:
-    """Return the dtype to compute in: the result's, or float32 if half precision has no normal number for a scalar.
+    """Return the dtype to compute in: the result's, or float32 if FP16 or BF16 has no normal number for a scalar.
 
-    Eager reads scalars in float32: in half precision, ``x / 1e5`` is not a division by infinity.
+    Eager reads scalars in float32: in FP16, ``x / 1e5`` is not a division by infinity.
     """
     dtype = op.result.dtype
     if dtype not in HALF_DTYPES:

@@ -71,7 +71,7 @@ def error_function(op, x):
 
 
 def complementary_error_function(op, x):
-    """Return ``erfc(x)``, as ``1 - erf(x)`` only where that is precise; half precision is computed in float32."""
+    """Return ``erfc(x)``, as ``1 - erf(x)`` only where that is precise; FP16 and BF16 are computed in float32."""
     dtype = op.dtype(x)
     x = op.cast(x, torch.float64 if dtype == torch.float64 else torch.float32)
     near, tail = op.Sub(op.like(x, 1), error_function(op, x)), _erfc_above_limit(op, op.Abs(x))

@@ -55,8 +55,8 @@ def _(op, x):
 
 @expm1.samples
 def _(draw, s):
-    reach = draw(s.choice(3, 1e-4))
-    return s.call(draw(s.tensor(dtype=ALL_DTYPES if reach > 1 else torch.float32, low=-reach, high=reach)))
+    limit = draw(s.choice(3, 1e-4))
+    return s.call(draw(s.tensor(dtype=ALL_DTYPES if limit > 1 else torch.float32, low=-limit, high=limit)))
 
 
 @unary_operator(torch.log, aten.log.default, error=LOGARITHM_ERROR, dtype=ALL_DTYPES, low=0.1, high=9)
@@ -78,7 +78,7 @@ def log10(op, x):
 
 
 def _logarithm(op, x, base: float):
-    """Return the logarithm to ``base``, exact for integer powers of the base: a floor may follow."""
+    """Return the logarithm to ``base``, exact for integer powers of it, since ``floor`` amplifies a rounding error."""
     quotient = op.Div(op.Log(x), op.like(x, math.log(base)))
     whole = op.Round(quotient)
     return op.Where(op.Equal(op.Pow(op.like(x, base), whole), x), whole, quotient)
@@ -97,18 +97,18 @@ def _(op, x):
 
 def lower_log1p(op, x):
     """Return ``log(1 + x)`` of a float tensor, precise for small ``x``."""
-    raised = op.Add(x, op.like(x, 1))
-    kept = op.Sub(raised, op.like(x, 1))
-    logarithm = op.Log(raised)
-    # Add the rounding error of 1 + x back, to first order. Where there is none, 1 + x may be infinite or 0.
-    mended = op.Add(logarithm, op.Div(op.Sub(x, kept), raised))
-    return op.Where(op.Equal(kept, x), logarithm, mended)
+    total = op.Add(x, op.like(x, 1))
+    rounded = op.Sub(total, op.like(x, 1))
+    logarithm = op.Log(total)
+    # Add the rounding error of 1 + x to first order. Where it is 0, a division by 1 + x = 0 or infinity is avoided.
+    corrected = op.Add(logarithm, op.Div(op.Sub(x, rounded), total))
+    return op.Where(op.Equal(rounded, x), logarithm, corrected)
 
 
 @log1p.samples
 def _(draw, s):
-    reach = draw(s.choice(9, 1e-4))
-    return s.call(draw(s.tensor(dtype=ALL_DTYPES if reach > 1 else torch.float32, low=-min(reach, 0.6), high=reach)))
+    limit = draw(s.choice(9, 1e-4))
+    return s.call(draw(s.tensor(dtype=ALL_DTYPES if limit > 1 else torch.float32, low=-min(limit, 0.6), high=limit)))
 
 
 @operator(aten.logaddexp.default, error=LOGARITHM_ERROR)
@@ -123,17 +123,17 @@ def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
     return torch.logaddexp2(x, y)
 
 
-def _lower_logaddexp(op, x, y, *, of_base: float):
+def _lower_logaddexp(op, x, y, *, log_base: float):
     """Return ``max(x, y) + log(1 + base ** -|x - y|)``; Softplus computes the second term."""
     x, y = op.promote(x, y)
     distance = op.Where(op.Equal(x, y), op.like(x, 0), op.Abs(op.Sub(x, y)))  # inf - inf is NaN, not 0
-    more = op.Softplus(op.Mul(distance, op.like(x, -of_base)))
-    return op.Add(op.Max(x, y), more if of_base == 1 else op.Div(more, op.like(x, of_base)))
+    softplus = op.Softplus(op.Mul(distance, op.like(x, -log_base)))
+    return op.Add(op.Max(x, y), softplus if log_base == 1 else op.Div(softplus, op.like(x, log_base)))
 
 
-logaddexp.onnx(partial(_lower_logaddexp, of_base=1.0))
+logaddexp.onnx(partial(_lower_logaddexp, log_base=1.0))
 logaddexp.samples(binary_sampler(dtype=FLOATS, number=False, low=-9, high=9))
-logaddexp2.onnx(partial(_lower_logaddexp, of_base=math.log(2)))
+logaddexp2.onnx(partial(_lower_logaddexp, log_base=math.log(2)))
 logaddexp2.samples(binary_sampler(dtype=(torch.float32, torch.float64), number=False, low=-9, high=9))
 
 
@@ -196,7 +196,7 @@ def erf(op, x):
     torch.erfc, aten.erfc.default, aten.special_erfc.default, error=ulp(16), dtype=ALL_DTYPES, low=-4, high=9
 )
 def erfc(op, x):
-    """``1 - erf(x)``, elementwise, precise where it is small."""
+    """``1 - erf(x)``, elementwise, precise for small results."""
     return complementary_error_function(op, x)
 
 

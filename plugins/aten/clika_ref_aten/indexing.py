@@ -74,7 +74,7 @@ def index_entries(op, indices):
 
 
 class MergedDims(NamedTuple):
-    """A tensor with its indexed dims merged into one: ``x[before, n, behind]``, and indices along ``n``.
+    """A tensor with its indexed dims merged into one: ``x[before, n, after]``, and indices along ``n``.
 
     ``order`` is the permutation that made the indexed dims adjacent, None if they already were.
     """

@@ -181,7 +181,7 @@ def instance_norm(
 @instance_norm.onnx
 def _(op, x, *vectors, use_input_stats, momentum, eps):
     rank, channels = op.rank(x), op.shape(x)[1]
-    if 0 in op.shape(x):  # ONNX Runtime 1.31 crashes on it in half precision
+    if 0 in op.shape(x):  # ONNX Runtime 1.31 crashes on it in FP16
         return op.Identity(op.cast(x, op.result.dtype))
     if not use_input_stats:
         return normalize_with_statistics(op, x, *vectors, eps=eps)
@@ -214,7 +214,7 @@ def group_norm(
 @group_norm.onnx
 def _(op, x, weight, bias, *, num_groups, eps):
     rank, shape = op.rank(x), op.shape(x)
-    if 0 in shape:  # ONNX Runtime 1.31 crashes on an empty InstanceNormalization in half precision
+    if 0 in shape:  # ONNX Runtime 1.31 crashes on an empty InstanceNormalization in FP16
         return op.Identity(op.cast(x, op.result.dtype))
     x, weight, bias = promote_together(op, x, weight, bias)
     grouped = op.reshape(x, (shape[0], num_groups, floor_divide(math.prod(shape[1:]), num_groups)))

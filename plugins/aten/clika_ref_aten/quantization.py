@@ -31,7 +31,7 @@ EIGHT_BITS = 8
 """The other supported bit width of quantized integers, in addition to `FOUR_BITS`."""
 
 HALF_SCALE_OPSET = 19
-"""The first opset with half-precision scales."""
+"""The first opset with FP16 or BF16 scales."""
 
 SAMPLE_RANGES = (
     (torch.int8, None, None),

@@ -35,7 +35,7 @@ def draw_uniform(op, shape, dtype):
     if dtype in GENERATOR_DTYPES:
         return draw_random(op, "RandomUniform", shape, dtype)
     share = draw_random(op, "RandomUniform", shape, torch.float32)
-    steps = op.scalar(2 / torch.finfo(dtype).eps, torch.float32)  # half precision would round the largest to 1
+    steps = op.scalar(2 / torch.finfo(dtype).eps, torch.float32)  # FP16 would round the largest to 1
     return op.cast(op.Div(op.Floor(op.Mul(share, steps)), steps), dtype)
 
 

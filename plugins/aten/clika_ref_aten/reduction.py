@@ -264,7 +264,7 @@ def _(x, *, dim, keepdim):
 
 @logsumexp.onnx
 def _(op, x, *, dim, keepdim):
-    dtype = op.result.dtype  # in half precision, ONNX Runtime uses the definition, which overflows
+    dtype = op.result.dtype  # in FP16, ONNX Runtime uses the definition, which overflows
     (wide,) = op.promote(x, to=torch.float32 if dtype in HALF_DTYPES else dtype)
     return op.cast(
         op.declare(op.ReduceLogSumExp(wide, axes_operand(op, x, dim), keepdims=keepdim), op.dtype(wide)), dtype

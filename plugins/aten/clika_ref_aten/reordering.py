@@ -100,8 +100,8 @@ def rot90(x: Tensor, *, k: int = 1, dims: tuple[int, ...] = (0, 1)) -> Tensor:
 
 @rot90.onnx
 def _(op, x, *, k, dims):
-    turned = _reverse_dims(op, x, {0: (), 1: dims[1:], 2: dims, 3: dims[:1]}[k % 4])
-    return op.Transpose(turned, perm=_swap_dims(op.rank(x), dims)) if k % 2 else turned
+    rotated = _reverse_dims(op, x, {0: (), 1: dims[1:], 2: dims, 3: dims[:1]}[k % 4])
+    return op.Transpose(rotated, perm=_swap_dims(op.rank(x), dims)) if k % 2 else rotated
 
 
 @rot90.types

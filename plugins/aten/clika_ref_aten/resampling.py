@@ -73,8 +73,8 @@ def _complete(op, packet, dims, lowering, dtypes=(torch.float32,)):
     op.onnx(lowering)
     # Eager's antialiasing returns the first element for a result of size 1, whatever the correct value is.
     shortest = 2 if op.name.endswith("aa") else 1
-    how = {"dtypes": dtypes, "shortest": shortest, "inexact": () if corners else INEXACT_SIZES}
-    op.samples(_sampler(dims, aligned="align_corners" in op.attributes, **how))
+    options = {"dtypes": dtypes, "shortest": shortest, "inexact": () if corners else INEXACT_SIZES}
+    op.samples(_sampler(dims, aligned="align_corners" in op.attributes, **options))
 
 
 def _corner_attributes(op, corners):
@@ -185,9 +185,11 @@ def _nearest_lowering(*, exact):
     """
 
     def lower(op, x, *, output_size, scales):
-        how = {"exact": exact, "dtype": np.float64 if op.dtype(x) == torch.float64 else np.float32}
+        options = {"exact": exact, "dtype": np.float64 if op.dtype(x) == torch.float64 else np.float32}
         spatial, planes = list(zip(op.shape(x)[2:], output_size, scales, strict=True)), _small_plane_cases(output_size)
-        factors = [1 if n == m and not scale else _repeat_factor(n, m, scale, planes, **how) for n, m, scale in spatial]
+        factors = [
+            1 if n == m and not scale else _repeat_factor(n, m, scale, planes, **options) for n, m, scale in spatial
+        ]
         if None not in factors:
             factors = op.constant([1.0, 1.0, *factors], torch.float32)
             modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -195,9 +197,10 @@ def _nearest_lowering(*, exact):
         for axis, (length, factor) in enumerate(zip(spatial, factors, strict=True), start=2):
             if factor == 1:
                 continue
-            differs = exact or length[2] or how["dtype"] is np.float64  # in a small plane
+            differs = exact or length[2] or options["dtype"] is np.float64  # in a small plane
             positions = [
-                _lower_source_indices(op, *length, small=small, **how) for small in (planes if differs else planes[:1])
+                _lower_source_indices(op, *length, small=small, **options)
+                for small in (planes if differs else planes[:1])
             ]
             if len(positions) > 1:
                 limit, plane = (op.scalar(number, torch.int64) for number in (SMALL_PLANE_LIMIT, sum(output_size)))
@@ -239,11 +242,11 @@ def _resize_factors(op, x, output_size, scales):
 
 def _interpolation_lowering(mode, **modes):
     def lower(op, x, *, output_size, align_corners=False, scales):
-        how = {**modes, "coordinate_transformation_mode": "align_corners" if align_corners else "half_pixel"}
+        options = {**modes, "coordinate_transformation_mode": "align_corners" if align_corners else "half_pixel"}
         factors = None if align_corners else _resize_factors(op, x, output_size, scales)
         if factors is not None:
-            return op.Resize(x, None, op.constant(factors, torch.float32), mode=mode, **how)
-        return op.Resize(x, None, None, op.ints((*op.shape(x)[:2], *output_size)), mode=mode, **how)
+            return op.Resize(x, None, op.constant(factors, torch.float32), mode=mode, **options)
+        return op.Resize(x, None, None, op.ints((*op.shape(x)[:2], *output_size)), mode=mode, **options)
 
     return lower
 

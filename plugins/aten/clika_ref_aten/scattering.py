@@ -44,7 +44,7 @@ def _as_tensor(value, like):
 
 
 def _scatter_elements(op, x, index, updates, *, axis, reduction=None):
-    """Add a ScatterElements node; ONNX Runtime cannot reduce half precision, so that is computed in float32."""
+    """Add a ScatterElements node; ONNX Runtime cannot reduce FP16 and BF16, so they are computed in float32."""
     dtype = op.dtype(x)
     via = torch.float32 if reduction and dtype in HALF_DTYPES else dtype
     via = torch.int32 if reduction in ("max", "min") and dtype == torch.bool else via
@@ -114,7 +114,7 @@ def _broadcast_masked_values(op, x, values, mask, at):
 
 
 def _align_values(op, values, indices, merged):
-    """Broadcast the values to ``[before, positions, behind]``."""
+    """Broadcast the values to ``[before, positions, after]``."""
     before, after = merged.before, merged.after
     if any(i is not None and is_mask(op.dtype(i)) for i in indices):
         parts = [op.ints(before)] * bool(before) + [op.Shape(merged.position)] + [op.ints(after)] * bool(after)
@@ -124,7 +124,7 @@ def _align_values(op, values, indices, merged):
 
 
 def _write_elements(op, merged, values, at, *, accumulate):
-    """Write ``values[before, positions, behind]`` into ``x[before, n, behind]``.
+    """Write ``values[before, positions, after]`` into ``x[before, n, after]``.
 
     ``at`` is the shape of the positions, or None for a vector of unknown length.
     """

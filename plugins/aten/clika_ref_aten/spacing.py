@@ -37,7 +37,7 @@ def _(op, *, start, end, steps, dtype, device):
 
 
 def _lower_linspace(op, start, end, steps, dtype):
-    """Lower `linspace` from both ends, as eager does, so that both are exact."""
+    """Lower `linspace` from start and end, as eager does, so that both are exact."""
     within = dtype if dtype in (torch.float32, torch.float64) else torch.float64
     if whole := not dtype.is_floating_point:
         start, end = truncate_to_int(start), truncate_to_int(end)

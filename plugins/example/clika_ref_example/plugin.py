@@ -126,7 +126,7 @@ class Interpreter(Target):
         return lambda inputs: interpret(graph, inputs)[0]
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
-        """Say that every node runs in the float that its type states."""
+        """Return ``float`` for every node: each runs in the dtype of its type."""
         with safetensors.safe_open(artifact.path, "pt") as file:
             nodes = json.loads(file.metadata()["graph"])["nodes"]
         return {outputs[0][0]: "float" for _, _, _, outputs, _ in nodes}

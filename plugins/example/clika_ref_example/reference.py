@@ -61,7 +61,7 @@ class OnnxReference(Target):
         return run
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
-        """Say that every node runs in float: the evaluator computes between integers, and not with them."""
+        """Return ``float`` for every node: the evaluator dequantizes before it computes."""
         nodes = onnx.load(str(artifact.path), load_external_data=False).graph.node
         return {node.name.rpartition("/")[0]: "float" for node in nodes}
 

@@ -215,9 +215,9 @@ class _ProfileConstraints:
 def _limit_sizes(
     limits: _ProfileConstraints, calls: Counter[SymbolSizes], usual: Mapping[str, int], chosen: ChosenSizes, part: int
 ) -> tuple[Mapping[str, int], str]:
-    """Return the minimum or maximum sizes, and why they are not the extreme of each dim.
+    """Return the minimum or maximum sizes, and why they are not those of each dim by itself.
 
-    Uses the extreme of each dim if this combination is allowed, otherwise the extreme call.
+    Uses the minimum or maximum of each dim if this combination is allowed, otherwise the smallest or largest call.
 
     Raises:
         TargetError: no call is compatible with the chosen sizes.

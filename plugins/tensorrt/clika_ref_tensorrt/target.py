@@ -44,7 +44,7 @@ class TensorRt(Target):
         return replace(self, shapes=getattr(settings, "shapes", {}))
 
     def unavailable_reason(self) -> str | None:
-        """Return why the stand-in for the runtime is unavailable, or None. Files can be written without it."""
+        """Return why the runtime that emulates TensorRT is unavailable, or None. Files can be written without it."""
         problem = OnnxRuntime().unavailable_reason()
         return None if problem is None else f"{self.name} is emulated by {self.emulated_by} here, and {problem}"
 

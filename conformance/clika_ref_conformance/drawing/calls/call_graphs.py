@@ -36,7 +36,7 @@ def has_huge_result(op: Operator, operands: Sequence[Any], attrs: dict[str, Any]
         types = infer_types(op, _add_inputs(Graph(op.name), operands), attrs)
     except ClikaError:
         return False
-    return any(isinstance(side, int) and side > MAX_RESULT_DIM for t in types for side in t.shape)
+    return any(isinstance(size, int) and size > MAX_RESULT_DIM for t in types for size in t.shape)
 
 
 def _add_inputs(graph: Graph, operands: Sequence[Any]) -> list[Any]:

@@ -19,7 +19,7 @@ from clika_ref_conformance.drawing.calls.dtypes import DtypeSelector, has_dtype,
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedDtypeError, draw_call
 
 MAX_OPTIONS_PER_CHOICE = 8
-"""Maximum number of options of one choice; a longer list is thinned out, keeping its ends."""
+"""Maximum number of options of one choice; a longer list is thinned out, except for its first and last option."""
 
 EQUAL_WEIGHTS = (1, 1, 1)
 """Weights of three equally frequent options; ranks have other weights, as low ranks show few faults."""
@@ -91,9 +91,9 @@ class CoveringDraw:
         """Decide a description."""
         caller = inspect.currentframe().f_back  # pyright: ignore[reportOptionalMemberAccess] - CPython has frames
         assert caller is not None
-        place = (caller.f_code, caller.f_lasti)
-        self.seen[place] += 1
-        key = (*place, self.seen[place])
+        call_site = (caller.f_code, caller.f_lasti)
+        self.seen[call_site] += 1
+        key = (*call_site, self.seen[call_site])
         description = self.axis.narrow(description)
         if _is_positive(description):
             self.numbers += 1
@@ -120,16 +120,16 @@ class CoveringDraw:
         shape = d.shape
         if shape is None:
             rank = self._draw_integer((*key, "rank"), *d.rank, weights=(2, 1, 2))
-            sides = [self.cover.random.randint(*d.size) for _ in range(rank)]
+            sizes = [self.cover.random.randint(*d.size) for _ in range(rank)]
             low = d.size[0]
             if rank > 1 and self.cover.random.random() < SQUARE_SHARE:
-                sides[-2] = sides[-1]
+                sizes[-2] = sizes[-1]
             if rank and low <= 1 and self._pick((*key, "one"), (2, 1)):
-                sides[self.cover.random.randrange(rank)] = max(low, 1)
+                sizes[self.cover.random.randrange(rank)] = max(low, 1)
             if rank and self.empty is not None:
-                sides[-1 - self.empty % rank] = 0
+                sizes[-1 - self.empty % rank] = 0
                 self.empty = None
-            shape = tuple(sides)
+            shape = tuple(sizes)
         return d.make_sample(dtype, shape)
 
     def _draw_integer(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL_WEIGHTS) -> int:
@@ -223,11 +223,11 @@ def draw_empty_calls(
             )
 
     free = _make_coverage(op, dtype, seed, "free")
-    for side in (0, 1, 3):
-        for draw, call in _draw_rows(op, dtype, free, EMPTY_DIM_ROWS, empty=side):
+    for size in (0, 1, 3):
+        for draw, call in _draw_rows(op, dtype, free, EMPTY_DIM_ROWS, empty=size):
             numbers = max(numbers, draw.numbers)
             if call is not None:
-                keep_call(draw, call, side)
+                keep_call(draw, call, size)
     for number in range(numbers):
         for draw, call in _draw_rows(op, dtype, _make_coverage(op, dtype, seed, number), ZERO_NUMBER_ROWS, zero=number):
             if call is not None:
@@ -266,11 +266,11 @@ def _tensor_operands(call: Call) -> tuple[Any, ...]:
 
 def _classify_empty_dim_effect(call: Call, results: Sequence[torch.Tensor]) -> str:
     """Return the effect of a call on its dims of size 0; a mean gives NaN where a sum gives 0."""
-    places = [_find_empty_dims(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
+    positions = [_find_empty_dims(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
     if all(0 not in result.shape for result in results):
         return "gone, NaN" if any(result.isnan().any() for result in results) else "gone"
-    return "kept" if any(_find_empty_dims(result.shape) in places for result in results) else "elsewhere"
+    return "kept" if any(_find_empty_dims(result.shape) in positions for result in results) else "elsewhere"
 
 
 def _find_empty_dims(shape: Sequence[int]) -> list[int]:
-    return [i for i, side in enumerate(shape) if side == 0]
+    return [i for i, size in enumerate(shape) if size == 0]

@@ -1,4 +1,4 @@
-"""Equivalent forms of a call: memory layouts of inputs, types of literals, and negative dims."""
+"""Variants of a call that PyTorch accepts: memory layouts of inputs, types of literals, and negative dims."""
 
 from __future__ import annotations
 
@@ -31,15 +31,19 @@ INTEGER_EDGE_NUMBERS = {
 def make_layout_runs(typical: CaseRun, operands: Sequence[Any]) -> list[CaseRun]:
     """Return the inputs of a run in other memory layouts: ``strided``, ``offset``, ``channels-last``, ``expanded``.
 
-    The first three have the same elements. ``expanded`` repeats a slice along a dim of stride 0, where ties are legal.
+    The first three have the same elements. ``expanded`` repeats one slice with stride 0, except for operands that must
+    not have equal elements.
     """
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
-    apart = [isinstance(o, torch.Tensor) or o.unique for o in tensors]
+    are_ties_illegal = [isinstance(o, torch.Tensor) or o.unique for o in tensors]
     forms = {
         "strided": tuple(map(_make_strided, typical.inputs)),
         "offset": tuple(map(_make_offset, typical.inputs)),
         "channels-last": tuple(map(_make_channels_last, typical.inputs)),
-        "expanded": tuple(t if keep else _expand_first_slice(t) for t, keep in zip(typical.inputs, apart, strict=True)),
+        "expanded": tuple(
+            t if is_illegal else _expand_first_slice(t)
+            for t, is_illegal in zip(typical.inputs, are_ties_illegal, strict=True)
+        ),
     }
     return [CaseRun(name, inputs) for name, inputs in forms.items() if _is_layout_changed(inputs, typical.inputs)]
 
@@ -52,17 +56,17 @@ def _make_strided(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with reversed dim order in memory, where every second element is unused."""
     if not tensor.ndim:
         return tensor
-    turned = tensor.permute(*reversed(range(tensor.ndim)))
-    room = turned.new_zeros((*turned.shape[:-1], 2 * turned.shape[-1]))
-    room[..., ::2] = turned
-    return room[..., ::2].permute(*reversed(range(tensor.ndim)))
+    reversed_dims = tensor.permute(*reversed(range(tensor.ndim)))
+    storage = reversed_dims.new_zeros((*reversed_dims.shape[:-1], 2 * reversed_dims.shape[-1]))
+    storage[..., ::2] = reversed_dims
+    return storage[..., ::2].permute(*reversed(range(tensor.ndim)))
 
 
 def _make_offset(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with a storage offset of three elements and further elements after it."""
-    room = tensor.new_ones(tensor.numel() + 5)
-    room[3 : 3 + tensor.numel()] = tensor.reshape(-1)
-    return room[3 : 3 + tensor.numel()].view(tensor.shape)
+    storage = tensor.new_ones(tensor.numel() + 5)
+    storage[3 : 3 + tensor.numel()] = tensor.reshape(-1)
+    return storage[3 : 3 + tensor.numel()].view(tensor.shape)
 
 
 def _make_channels_last(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,44 +78,50 @@ def _make_channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 def _expand_first_slice(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with stride 0 along its first dim longer than 1, so that all slices are the first one."""
-    for side, length in enumerate(tensor.shape):
+    for dim, length in enumerate(tensor.shape):
         if length > 1:
-            return tensor.narrow(side, 0, 1).expand(tensor.shape)
+            return tensor.narrow(dim, 0, 1).expand(tensor.shape)
     return tensor
 
 
 def make_literal_variants(op: Operator, call: Call, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
-    """Yield a name and a call for each other form of one literal that PyTorch may accept.
+    """Yield a name and a call for each variant of one literal that PyTorch may accept.
 
-    Whole floats become integers. Integers become floats where the schema has a float. Numbers become True where the
-    schema has a scalar, or a number that distinguishes dtypes. Dims become negative, or positive if they were negative.
-    The caller must run eager to find out whether a form is legal. Lists need no form, as a graph stores tuples.
-    ``dtype`` is the dtype of the other operands.
+    - A float without a fraction becomes an integer; an integer becomes a float where the schema has a float.
+    - A number becomes True, and numbers at the limits of dtypes, where the schema has a scalar.
+    - A dim becomes negative, or positive if it was negative.
+
+    The caller must run eager to find out whether a variant is legal. Lists have no variant, as a graph stores tuples.
+
+    Args:
+        op: the operator.
+        call: a call of it.
+        dtype: the dtype of the other operands.
     """
-    notes = op.reference.__annotations__
+    annotations = op.reference.__annotations__
     rank = next((o.rank for o in call.operands if isinstance(o, TensorSample)), 0)
     for name, value in call.attrs.items():
         forms = (
             _make_dim_forms(value, rank)
             if name in DIM_ATTRIBUTES
-            else _make_number_forms(value, str(notes.get(name)), dtype)
+            else _make_number_forms(value, str(annotations.get(name)), dtype)
         )
         for form, other in forms:
             yield f"{name}-{form}", Call(call.operands, {**call.attrs, name: other})
     for index, (value, parameter) in enumerate(zip(call.operands, op.operands, strict=False)):
-        for form, other in _make_number_forms(value, str(notes.get(parameter.name)), dtype):
+        for form, other in _make_number_forms(value, str(annotations.get(parameter.name)), dtype):
             yield f"x{index}-{form}", Call((*call.operands[:index], other, *call.operands[index + 1 :]), call.attrs)
 
 
 def _make_dim_forms(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
     values = value if isinstance(value, tuple) else (value,)
     if values and all(type(v) is int and -rank <= v < rank for v in values):
-        turned = tuple(v - rank if v >= 0 else v + rank for v in values)
-        yield "other-end", turned if isinstance(value, tuple) else turned[0]
+        flipped = tuple(v - rank if v >= 0 else v + rank for v in values)
+        yield "other-end", flipped if isinstance(value, tuple) else flipped[0]
 
 
 def _make_edge_numbers(dtype: torch.dtype) -> dict[str, float]:
-    """Return numbers that narrower dtypes cannot represent or represent differently, to combine with a dtype."""
+    """Return numbers to combine with a dtype: those that narrower dtypes cannot represent, or represent differently."""
     if not dtype.is_floating_point:
         return INTEGER_EDGE_NUMBERS
     return FLOAT_EDGE_NUMBERS | (HALF_EDGE_NUMBERS if dtype.itemsize < torch.float32.itemsize else {})

@@ -156,8 +156,8 @@ def _fill_near(numbers: Sequence[float]) -> Fill:
         found = [
             near for number in (*numbers[first:], *numbers[:first]) for near in _compute_adjacent_values(number, sample)
         ]
-        places = torch.arange(math.prod(sample.shape)) % len(found)
-        return torch.stack(found)[places].reshape(sample.shape)
+        positions = torch.arange(math.prod(sample.shape)) % len(found)
+        return torch.stack(found)[positions].reshape(sample.shape)
 
     return fill
 
@@ -168,9 +168,9 @@ def _compute_adjacent_values(number: float, sample: TensorSample) -> list[torch.
     Floats include three times the number, which rounds differently. Quotients are then integers, or nearly so.
     """
     if sample.dtype.is_floating_point:
-        held, thrice = torch.tensor([number, 3 * number], dtype=sample.dtype)
-        ends = torch.tensor([-math.inf, math.inf], dtype=sample.dtype)
-        return [held, -held, *held.nextafter(ends), thrice]
+        rounded, triple = torch.tensor([number, 3 * number], dtype=sample.dtype)
+        infinities = torch.tensor([-math.inf, math.inf], dtype=sample.dtype)
+        return [rounded, -rounded, *rounded.nextafter(infinities), triple]
     low, high = _get_dtype_limits(sample)
     whole = (int(number), -int(number), int(number) - 1, int(number) + 1)
     return [torch.tensor(min(max(n, low), high), dtype=sample.dtype) for n in whole]
@@ -218,10 +218,10 @@ def _make_combined_fill(number: int, row: int) -> Fill:
         values = [v for v in (*SPECIAL_VALUES.values(), 0.0, 1.0, -1.0) if _is_legal(sample, v)]
         if not values:
             return torch.full(sample.shape, sample.low, dtype=sample.dtype)
-        places = torch.arange(math.prod(sample.shape))
-        rounds = places // len(values)
+        positions = torch.arange(math.prod(sample.shape))
+        rounds = positions // len(values)
         apart = torch.where(rounds > 0, rounds + row, 0) * number
-        return torch.tensor(values, dtype=sample.dtype)[(places + row + apart) % len(values)].reshape(sample.shape)
+        return torch.tensor(values, dtype=sample.dtype)[(positions + row + apart) % len(values)].reshape(sample.shape)
 
     return fill
 
@@ -327,8 +327,8 @@ def _fill_nonzero(sample: TensorSample, generator: torch.Generator) -> torch.Ten
 
 def _fill_beyond_32_bits(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with elements around 2^40 and 2^31 in turn, which neither int32 nor the fraction of float32 can hold."""
-    places = torch.arange(math.prod(sample.shape)).reshape(sample.shape)
-    return torch.where(places % 2 == 0, 2**40, 2**31) + torch.randint(-4, 5, sample.shape, generator=generator)
+    positions = torch.arange(math.prod(sample.shape)).reshape(sample.shape)
+    return torch.where(positions % 2 == 0, 2**40, 2**31) + torch.randint(-4, 5, sample.shape, generator=generator)
 
 
 def _fill_nearly_equal(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:

@@ -88,8 +88,8 @@ class CallGenerator:
                 if fitting:
                     value = self.random.choice(fitting)
                     d = description
-                    sides: Any = value.type.shape
-                    return _ExistingSample(value.type.dtype, sides, d.low, d.high, d.domain, d.nan, d.unique, value)
+                    sizes: Any = value.type.shape
+                    return _ExistingSample(value.type.dtype, sizes, d.low, d.high, d.domain, d.nan, d.unique, value)
             return anything(description)
 
         return draw
@@ -114,4 +114,4 @@ def is_match(kind: TensorType, description: TensorDescription) -> bool:
         return kind.shape == description.shape
     low, high = description.rank
     longest = max(description.size[1], MAX_DIM_SIZE)
-    return low <= kind.rank <= high and all(description.size[0] <= int(side) <= longest for side in kind.shape)
+    return low <= kind.rank <= high and all(description.size[0] <= int(size) <= longest for size in kind.shape)

@@ -47,7 +47,7 @@ def _copy_needed(
     If no computed output is left, all unread results become outputs.
     """
     left = Graph(graph.name)
-    held = dict(zip(graph.inputs, tensors, strict=True))
+    tensor_by_input = dict(zip(graph.inputs, tensors, strict=True))
     mapping: dict[Value, Value] = {}
     feeds: list[torch.Tensor] = []
     idle = set[Node]() if drop is None else _find_exclusive_nodes(graph, drop)
@@ -56,7 +56,7 @@ def _copy_needed(
     for value in graph.inputs:
         if value in read:
             mapping[value] = left.add_input(value.type, value.name)
-            feeds.append(held[value])
+            feeds.append(tensor_by_input[value])
     for value in graph.constants.values():
         if value in read and value.data is not None:
             mapping[value] = left.add_constant(value.data, value.name)

@@ -36,13 +36,13 @@ def make_dims_dynamic(case: GraphCase, _: Operators) -> Iterator[GraphCase | Non
 def _make_dim_dynamic(case: GraphCase, side: SymbolSource, *, alike: bool, in_attributes: bool) -> GraphCase | None:
     """Return the case with an input dim made dynamic, or None if its types would only hold for one size."""
     size = next(int(v.type.shape[side.dim or 0]) for v in case.graph.inputs if v.name == side.name)
-    places = {
+    positions = {
         (v.name, d)
         for v in case.graph.inputs
         for d, s in enumerate(v.type.shape)
         if (v.name, d) == (side.name, side.dim) or (alike and s == size)
     }
-    if not size or (alike and len(places) == 1) or (in_attributes and not _has_size_attribute(case, size)):
+    if not size or (alike and len(positions) == 1) or (in_attributes and not _has_size_attribute(case, size)):
         return None
     new = CaseRebuilder.of(case)
     new.builder.sizes[SYMBOL_NAME] = size
@@ -51,7 +51,7 @@ def _make_dim_dynamic(case: GraphCase, side: SymbolSource, *, alike: bool, in_at
         if value.is_constant:
             return leaf
         shape = tuple(
-            make_symbol(SYMBOL_NAME) if (value.name, d) in places else s for d, s in enumerate(value.type.shape)
+            make_symbol(SYMBOL_NAME) if (value.name, d) in positions else s for d, s in enumerate(value.type.shape)
         )
         return LeafTensor(leaf.tensor, type=TensorType(value.type.dtype, shape), name=leaf.name)
 
@@ -68,7 +68,7 @@ def _make_dim_dynamic(case: GraphCase, side: SymbolSource, *, alike: bool, in_at
     runs = [
         CaseRun(
             f"{SYMBOL_NAME}={s}",
-            tuple(_resize_dims(t, name, places, s) for t, name in zip(tensors, names, strict=True)),
+            tuple(_resize_dims(t, name, positions, s) for t, name in zip(tensors, names, strict=True)),
         )
         for s in sizes
     ]

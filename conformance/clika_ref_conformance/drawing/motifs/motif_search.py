@@ -324,9 +324,9 @@ def _join_paths(random: Random, growth: EagerGraphBuilder, node: Node) -> Node:
     known = {v: None for other in others for v in (*other.inputs, *other.outputs) if isinstance(v, Value)}
     if not new or not known:
         return node
-    place, other = random.choice(new), random.randrange(len(operands))
-    operands[place] = random.choice([*known])
-    operands[place], operands[other] = operands[other], operands[place]
+    position, other = random.choice(new), random.randrange(len(operands))
+    operands[position] = random.choice([*known])
+    operands[position], operands[other] = operands[other], operands[position]
     met = growth.add_call(node.op, operands, node.attrs)
     if met is None:
         return node

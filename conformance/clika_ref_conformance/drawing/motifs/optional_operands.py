@@ -33,7 +33,7 @@ def change_optional_operands(case: GraphCase, _: Operators) -> Iterator[GraphCas
 def _make_constant_candidates(node: Node) -> Iterator[LeafTensor]:
     """Yield constants with the lengths of the dims of the result and operands, to fit along one of them."""
     values = [*node.outputs, *(v for v in node.inputs if isinstance(v, Value))]
-    lengths = dict.fromkeys(int(side) for v in values for side in v.type.shape if isinstance(side, int))
+    lengths = dict.fromkeys(int(size) for v in values for size in v.type.shape if isinstance(size, int))
     dtype = node.outputs[0].type.dtype
     yield from (LeafTensor((torch.arange(n) % 5 - 1).to(dtype), constant=True, name="given") for n in lengths)
 

@@ -30,8 +30,8 @@ def add_similar_constants(case: GraphCase, _: Operators) -> Iterator[GraphCase |
     """Add a constant similar to one of the motif's, or two large ones that differ in one element or zero sign."""
     originals = [t for v, t in CaseRebuilder.of(case).leaves if v.is_constant and t.numel()]
     large = torch.linspace(-1, 1, LARGE_CONSTANT_SIZE)
-    pairs = [(large, _change_element(large, place)) for place in draw_indices(LARGE_CONSTANT_SIZE)]
-    pairs += [(t, _change_element(t, place)) for t in originals for place in (0, -1)]
+    pairs = [(large, _change_element(large, position)) for position in draw_indices(LARGE_CONSTANT_SIZE)]
+    pairs += [(t, _change_element(t, position)) for t in originals for position in (0, -1)]
     pairs += [(torch.zeros(3), -torch.zeros(3)), (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))]
     for number, (one, other) in enumerate(pairs):
         new = CaseRebuilder.rebuild(case)
@@ -131,8 +131,8 @@ def divide_by_signed_zeros(case: GraphCase, operators: Operators) -> Iterator[Gr
 
 def equalize_dims(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
     """Give all dims one size, and all calls of one operator the same or permuted attributes."""
-    for length, (how, change) in product((None, 2, 3), ATTRIBUTE_CHANGES.items()) if is_safe(case) else ():
-        if length is None and how == "unchanged":
+    for length, (name, change) in product((None, 2, 3), ATTRIBUTE_CHANGES.items()) if is_safe(case) else ():
+        if length is None and name == "unchanged":
             continue
         new = CaseRebuilder.with_leaves(
             case, lambda _, leaf, length=length: replace(leaf, tensor=_resize_dims(leaf.tensor, length))
@@ -141,7 +141,7 @@ def equalize_dims(case: GraphCase, _: Operators) -> Iterator[GraphCase | None]:
         legal = all(
             new.take(node, attrs=change(first.setdefault(node.op_type, node), node)) for node in case.graph.nodes
         )
-        yield new.finish(f"dims of {length}, attributes {how}") if legal else None
+        yield new.finish(f"dims of {length}, attributes {name}") if legal else None
 
 
 def _rotate_orders(_: Node, node: Node) -> Mapping[str, Any]:
@@ -167,9 +167,9 @@ ATTRIBUTE_CHANGES: Mapping[str, Callable[[Node, Node], Mapping[str, Any]]] = {
 
 
 def _resize_dims(tensor: Tensor, length: int | None) -> Tensor:
-    for dim, side in enumerate(tensor.shape):
-        if side and length is not None:
-            tensor = tensor.index_select(dim, torch.arange(length) % side)
+    for dim, size in enumerate(tensor.shape):
+        if size and length is not None:
+            tensor = tensor.index_select(dim, torch.arange(length) % size)
     return tensor
 
 

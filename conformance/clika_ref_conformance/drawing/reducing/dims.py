@@ -58,9 +58,9 @@ def _resize_symbol(case: GraphCase, name: str, length: int) -> GraphCase:
 
 def _resize_tensor(tensor: torch.Tensor, shape: Sequence[Dim], sizes: Mapping[str, int]) -> torch.Tensor:
     """Return a tensor cut to its new sizes; longer dims repeat elements, and empty ones get zeros."""
-    for dim, side in enumerate(shape):
-        known = not isinstance(side, int) and {str(s) for s in side.free_symbols} <= sizes.keys()
-        length = evaluate(side, sizes) if known else tensor.shape[dim]
+    for dim, size in enumerate(shape):
+        known = not isinstance(size, int) and {str(s) for s in size.free_symbols} <= sizes.keys()
+        length = evaluate(size, sizes) if known else tensor.shape[dim]
         if tensor.shape[dim] == 0 < length:
             tensor = tensor.new_zeros([length if d == dim else n for d, n in enumerate(tensor.shape)])
         elif length != tensor.shape[dim]:

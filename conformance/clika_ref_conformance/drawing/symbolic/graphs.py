@@ -54,7 +54,7 @@ def _make_symbolic(whole: Graph, length: int) -> Graph | None:
     graph = Graph(whole.name)
     values: dict[Value, Value] = {}
     for value in whole.inputs:
-        shape = tuple(BATCH if side == length else side for side in value.type.shape)
+        shape = tuple(BATCH if size == length else size for size in value.type.shape)
         values[value] = graph.add_input(TensorType(value.type.dtype, shape), value.name)
         if BATCH in shape and not graph.symbols:
             graph.symbols[BATCH.name] = Symbol(BATCH.name, 0, None, SymbolSource(value.name, shape.index(BATCH)))
@@ -111,13 +111,13 @@ def _resize_dynamic_dims(tensor: torch.Tensor, value: Value, length: int | None)
     Repeated elements are shifted if a reader has no unique result for equal elements.
     """
     is_compared = any(isinstance(use.user, Node) and _has_unique_elements(use.user.op) for use in value.uses)
-    for dim, side in enumerate(value.type.shape):
-        if side == BATCH and length is not None:
-            places = torch.arange(length)
-            turns = (places // tensor.shape[dim]).reshape(-1, *[1] * (tensor.ndim - dim - 1))
+    for dim, size in enumerate(value.type.shape):
+        if size == BATCH and length is not None:
+            positions = torch.arange(length)
+            turns = (positions // tensor.shape[dim]).reshape(-1, *[1] * (tensor.ndim - dim - 1))
             shifts = is_compared and tensor.numel() and tensor.dtype is not torch.bool
             span = tensor.max() - tensor.min() + 1 if shifts else None
-            tensor = tensor.index_select(dim, places % tensor.shape[dim])
+            tensor = tensor.index_select(dim, positions % tensor.shape[dim])
             tensor = tensor if span is None else tensor + (turns * span).to(tensor.dtype)
     return tensor
 

@@ -71,8 +71,8 @@ class ResizedDraw:
             value = random_draw(self.random)(_restrict_to_float32(description))
         match description:
             case TensorDescription(shape=None):
-                sides = tuple(self.sizes.get(SizeDecision(at, d), side) for d, side in enumerate(value.shape))
-                value = replace(value, shape=sides)
+                sizes = tuple(self.sizes.get(SizeDecision(at, d), size) for d, size in enumerate(value.shape))
+                value = replace(value, shape=sizes)
             case IntegerRange() | Choice():
                 value = self.sizes.get(SizeDecision(at, None), value)
             case _:
@@ -134,7 +134,7 @@ def _repeat_decision(description: Any, before: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ReplayableCall:
-    """A drawn call, the decisions behind it, and the ranges of those that may be sizes."""
+    """A drawn call, the decisions that produced it, and the ranges of those that may be sizes."""
 
     op: Operator
     seed: str
@@ -216,10 +216,10 @@ def infer_size_expressions(base: ReplayableCall) -> dict[int, sympy.Basic]:
     """
     here, counts = list(flatten_call(base.call)), find_size_numbers(base)
     slopes: dict[int, dict[SizeDecision, tuple[int, int]]] = {}
-    for place, (low, high) in base.ranges.items():
-        value = base.size(place)
+    for decision, (low, high) in base.ranges.items():
+        value = base.size(decision)
         other = high if value != high else max(low, high - 1)
-        twin = base.redraw_with_sizes({place: other})
+        twin = base.redraw_with_sizes({decision: other})
         if twin is None:
             continue
         pairs = enumerate(zip(here, flatten_call(twin.call), strict=True))
@@ -227,7 +227,7 @@ def infer_size_expressions(base: ReplayableCall) -> dict[int, sympy.Basic]:
         if _get_operand_shapes(twin.call) == _get_operand_shapes(base.call) and not moved.keys() <= counts:
             continue  # the number is not a size
         for position, step in moved.items():
-            slopes.setdefault(position, {})[place] = (other - value, step)
+            slopes.setdefault(position, {})[decision] = (other - value, step)
     return {position: _fit_expression(here[position], found, base) for position, found in slopes.items()}
 
 
@@ -262,17 +262,17 @@ def _get_operand_shapes(call: Call) -> list[Any]:
 
 def _fit_expression(here: int, slopes: Mapping[SizeDecision, tuple[int, int]], base: ReplayableCall) -> sympy.Basic:
     """Return the linear expression, sum or product of sizes with the value ``here``."""
-    steps = {place: sympy.Rational(b, a) for place, (a, b) in slopes.items()}
-    product = sympy.Mul(*(base.size(place) for place in slopes))
+    steps = {decision: sympy.Rational(b, a) for decision, (a, b) in slopes.items()}
+    product = sympy.Mul(*(base.size(decision) for decision in slopes))
     if len(slopes) > 1 and product and all(s * base.size(p) == here for p, s in steps.items()):
-        return sympy.Rational(here, product) * sympy.Mul(*(place.symbol for place in slopes))
+        return sympy.Rational(here, product) * sympy.Mul(*(decision.symbol for decision in slopes))
     offset = here - sum(s * base.size(p) for p, s in steps.items())
-    return sympy.Add(offset, *(s * place.symbol for place, s in steps.items()))
+    return sympy.Add(offset, *(s * decision.symbol for decision, s in steps.items()))
 
 
 def is_explained(expressions: Mapping[int, sympy.Basic], base: ReplayableCall, drawing: ReplayableCall) -> bool:
     """Return whether the expressions give every integer of a call drawn with other sizes."""
-    values = {place.symbol.name: drawing.size(place) for place in base.ranges}
+    values = {decision.symbol.name: drawing.size(decision) for decision in base.ranges}
     here = list(flatten_call(base.call))
     return all(
         leaf == (evaluate(expressions[i], values) if i in expressions else here[i])

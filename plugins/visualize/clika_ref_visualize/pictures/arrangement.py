@@ -1,7 +1,7 @@
-"""Layout of a drawing. Each group is laid out on its own, innermost first, so that it stays together and can be folded.
+"""Layout of a drawing. Each group is laid out on its own, innermost first, so that a reader can collapse it.
 
-Layers of a group run from top to bottom. Tensors enter a group at its upper border and leave at its lower border.
-For the enclosing group, a group is an item like a box.
+Layers of a group are stacked from top to bottom. Tensors enter a group at its upper border and leave at its lower
+border. The layout of the enclosing group treats a group as one large box.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Route:
     target: int | None
     """None if the route leaves the group."""
     columns: Sequence[tuple[float, int]]
-    """The x position and layer of each crossing, first to last. The route runs straight down through omitted layers."""
+    """The x position of the route in layers, with the layer, first to last. In omitted layers x does not change."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class Arrangement:
     group: BoxGroup
     width: float = 0.0
     height: float = 0.0
-    band: float = 0.0
-    """Height of the title; 0 for the whole model, which has none."""
+    title_height: float = 0.0
+    """0 for the whole model, which has no title."""
     members: list[PlacedMember] = field(default_factory=list[PlacedMember])
     routes: list[Route] = field(default_factory=list[Route])
     tops: list[float] = field(default_factory=list[float])
@@ -77,7 +77,7 @@ class Arrangement:
     gaps: list[float] = field(default_factory=list[float])
     """Gap below each layer."""
     entries: dict[str, float] = field(default_factory=dict[str, float])
-    """x positions of entering tensors, by the ``carries`` of their edges."""
+    """x positions of entering tensors, by `Edge.tensor`."""
     exits: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -101,7 +101,7 @@ class _LocalEdges:
         seen: set[tuple[str, str | None, str | None, str]] = set()
         for edge in drawing.edges:
             for group, source, target in self._split_by_group(edge):
-                key = (group, source, target, edge.carries)
+                key = (group, source, target, edge.tensor)
                 if key not in seen:
                     seen.add(key)
                     self.inside.setdefault(group, []).append((source, target, edge))
@@ -115,7 +115,7 @@ class _LocalEdges:
                 self._path[member.key] = (*path, member.key)
 
     def _split_by_group(self, edge: Edge) -> list[tuple[str, str | None, str | None]]:
-        """Return the groups that an edge crosses, with its source and target members, or borders, in each."""
+        """Return the groups that an edge passes through, with its source and target in each: members, or None."""
         above, below = self._path[edge.source], self._path[edge.target]
         shared = 0
         while above[shared] == below[shared]:
@@ -131,10 +131,10 @@ def _arrange_group(group: BoxGroup, local_edges: _LocalEdges, depth: int) -> Arr
         _arrange_group(member, local_edges, depth + 1) if isinstance(member, BoxGroup) else member
         for member in group.members
     ]
-    arrangement = Arrangement(group, band=GROUP_TITLE_HEIGHT if depth else 0.0)
+    arrangement = Arrangement(group, title_height=GROUP_TITLE_HEIGHT if depth else 0.0)
     inside = local_edges.inside.get(group.key, [])
-    entering = _number_values(edge for source, _, edge in inside if source is None)
-    leaving = _number_values(edge for _, target, edge in inside if target is None)
+    entering = _number_tensors(edge for source, _, edge in inside if source is None)
+    leaving = _number_tensors(edge for _, target, edge in inside if target is None)
     extents = [*((0.0, 0.0) for _ in entering), *map(_measure_member, inner), *((0.0, 0.0) for _ in leaving)]
     items = [Item(*extent) for extent in extents]
     index = {member.key: len(entering) + i for i, member in enumerate(group.members)}
@@ -161,9 +161,9 @@ def _arrange_group(group: BoxGroup, local_edges: _LocalEdges, depth: int) -> Arr
     return arrangement
 
 
-def _number_values(edges: Iterable[Edge]) -> dict[str, int]:
-    """Return the index of each distinct ``carries``, in order of first use."""
-    return {carries: index for index, carries in enumerate(dict.fromkeys(edge.carries for edge in edges))}
+def _number_tensors(edges: Iterable[Edge]) -> dict[str, int]:
+    """Return the index of each distinct tensor, in order of first use."""
+    return {tensor: index for index, tensor in enumerate(dict.fromkeys(edge.tensor for edge in edges))}
 
 
 def _measure_member(member: Box | Arrangement) -> tuple[float, float]:
@@ -179,24 +179,24 @@ def _make_link(
     """Return the link of an edge between items. Items are numbered entries first, then members, then exits."""
     (source, target, edge), (entering, leaving) = local_edge, borders
     if source is None:
-        start, start_x = entering[edge.carries], 0.0
+        start, start_x = entering[edge.tensor], 0.0
     else:
         start = index[source]
         producer = inner[start - len(entering)]
-        start_x = measure_box(producer)[0] / 2 if isinstance(producer, Box) else producer.exits[edge.carries]
+        start_x = measure_box(producer)[0] / 2 if isinstance(producer, Box) else producer.exits[edge.tensor]
     if target is None:
-        end, end_x = len(entering) + len(inner) + leaving[edge.carries], 0.0
+        end, end_x = len(entering) + len(inner) + leaving[edge.tensor], 0.0
     else:
         end = index[target]
         reader = inner[end - len(entering)]
-        end_x = measure_box(reader)[0] / 2 if isinstance(reader, Box) else reader.entries[edge.carries]
-    return Link(start, end, start_x, end_x, edge.carries)
+        end_x = measure_box(reader)[0] / 2 if isinstance(reader, Box) else reader.entries[edge.tensor]
+    return Link(start, end, start_x, end_x, edge.tensor)
 
 
 def _measure_group(
     arrangement: Arrangement, items: Sequence[Item], layers: Sequence[Sequence[int]], segments: Sequence[Segment]
 ) -> None:
-    """Compute the height of each layer, the gaps between them, and the size of the group."""
+    """Compute the height of each layer, the gaps between them, and the width of the group; center the items in it."""
     arrangement.heights = [max((items[i].height for i in layer), default=0.0) for layer in layers]
     shifts = [0.0] * len(layers)
     for segment in segments:
@@ -207,15 +207,15 @@ def _measure_group(
     if arrangement.gaps:
         arrangement.gaps[-1] = 0.0
     right = max((item.x + item.width for item in items), default=0.0)
-    margin = GROUP_MARGIN if arrangement.band else 0.0
-    arrangement.width = max(right + 2 * margin, measure_title(arrangement.group) if arrangement.band else 0.0)
+    margin = GROUP_MARGIN if arrangement.title_height else 0.0
+    arrangement.width = max(right + 2 * margin, measure_title(arrangement.group) if arrangement.title_height else 0.0)
     shift = (arrangement.width - right) / 2
     for item in items:
         item.x = round(item.x + shift, 1)
 
 
 def _make_route(local_edge: _LocalEdge, link: Link, items: Sequence[Item], first: int) -> Route:
-    """Return the route of a link, after all items have positions. Members begin at index ``first``."""
+    """Return the route of a link, after all items have positions. Items of members begin at index ``first``."""
     source, target, edge = local_edge
     start, end = items[link.source], items[link.target]
     columns = [] if link.branches_off else [(start.x + link.source_x, start.layer)]
@@ -228,12 +228,12 @@ def _make_route(local_edge: _LocalEdge, link: Link, items: Sequence[Item], first
 
 def stack_layers(arrangement: Arrangement) -> None:
     """Stack the layers of a group from top to bottom, and center each member vertically in its layer."""
-    y = arrangement.band + (GROUP_MARGIN if arrangement.band and not arrangement.entries else 0.0)
+    y = arrangement.title_height + (GROUP_MARGIN if arrangement.title_height and not arrangement.entries else 0.0)
     arrangement.tops = []
     for height, gap in zip(arrangement.heights, arrangement.gaps, strict=True):
         arrangement.tops.append(y)
         y += height + gap
-    arrangement.height = y + (GROUP_MARGIN if arrangement.band and not arrangement.exits else 0.0)
+    arrangement.height = y + (GROUP_MARGIN if arrangement.title_height and not arrangement.exits else 0.0)
     for member in arrangement.members:
         space = arrangement.heights[member.layer] - member.height
         member.y = round(arrangement.tops[member.layer] + space / 2, 1)

@@ -41,7 +41,9 @@ def _format_box(box: Box) -> str:
     title = f"{box.kind}  {box.badge}".rstrip()
     lines = [title, *(f"{label} {text}".strip() for label, text in box.rows)]
     label = "".join(f"{_escape(line)}\\l" for line in lines)  # \l: left-aligned
-    return f'label="{label}", color="{colors.title}", fillcolor="{colors.ground}", tooltip={quote_string(box.tooltip)}'
+    return (
+        f'label="{label}", color="{colors.title}", fillcolor="{colors.background}", tooltip={quote_string(box.tooltip)}'
+    )
 
 
 def _escape(text: str) -> str:

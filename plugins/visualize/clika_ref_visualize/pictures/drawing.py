@@ -54,8 +54,8 @@ class Edge:
     source: str
     """Key of a box."""
     target: str
-    carries: str
-    """Unique for each tensor and each precision in which it is read. Edges with the same value may share a route."""
+    tensor: str
+    """Name of the tensor, with ``quantized`` after it if it is read so. Edges with one name may share a route."""
     text: str
     """Type of the tensor, and its quantization."""
     is_quantized: bool

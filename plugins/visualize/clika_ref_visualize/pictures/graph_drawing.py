@@ -31,7 +31,7 @@ def build_drawing(
     layer.
 
     Args:
-        graph: graph after any stage.
+        graph: the graph to draw, after any stage.
         plan: the plan that the graph was quantized with, if any, for the precision of nodes and the reasons for float.
         explanation: a runtime's report on each node, which overrides the plan.
         subtitle: text to show after the number of nodes.
@@ -65,8 +65,8 @@ def _make_edges(target: str, values: Sequence[Value], keys: dict[Value, str]) ->
         value, text = resolved.value, resolved.text
         if value in keys and (value, text) not in seen:
             seen.add((value, text))
-            carries = f"{value.name} {'quantized' if text else ''}".strip()
-            yield Edge(keys[value], target, carries, text or str(value.type), is_quantized=bool(text))
+            tensor = f"{value.name} {'quantized' if text else ''}".strip()
+            yield Edge(keys[value], target, tensor, text or str(value.type), is_quantized=bool(text))
 
 
 def _make_interface_box(kind: str, name: str, title: str, value: Value) -> Box:

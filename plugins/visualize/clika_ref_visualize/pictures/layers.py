@@ -41,8 +41,8 @@ class Link:
     source_x: float
     """Start of the link, from the left edge of the source. ``target_x`` is the same for the target."""
     target_x: float
-    carries: str
-    """Links of one source that carry the same share their dummies."""
+    tensor: str
+    """Name of the tensor (`Edge.tensor`). Links of one tensor share their dummies."""
     dummies: list[int] = field(default_factory=list[int])
     """The items that pass the link through the layers in between, from top to bottom. Of the dummies shared with an
     earlier link, only the last is listed, where this link branches off.
@@ -88,7 +88,7 @@ def split_links_by_length(items: Sequence[Item], links: Sequence[Link]) -> tuple
     lengths: dict[tuple[int, str], int] = {}
     far: set[int] = set()
     for index in sorted(range(len(links)), key=spans.__getitem__):
-        route = (links[index].source, links[index].carries)
+        route = (links[index].source, links[index].tensor)
         budget -= max(0, spans[index] - 1 - lengths.get(route, 0))
         if budget < 0:
             far.add(index)
@@ -104,7 +104,7 @@ def add_dummies(items: list[Item], links: Sequence[Link]) -> list[list[int]]:
     """
     shared: dict[tuple[int, str], list[int]] = {}
     for link in links:
-        route = shared.setdefault((link.source, link.carries), [])
+        route = shared.setdefault((link.source, link.tensor), [])
         above, below, known = items[link.source].layer, items[link.target].layer, len(route)
         for layer in range(above + 1 + known, below):
             route.append(len(items))
@@ -122,7 +122,7 @@ def add_lanes(items: list[Item], links: Sequence[Link]) -> None:
     """
     routes: dict[tuple[int, str], list[Link]] = {}
     for link in links:
-        routes.setdefault((link.source, link.carries), []).append(link)
+        routes.setdefault((link.source, link.tensor), []).append(link)
     right = max((item.x + item.width for item in items), default=0.0) + LANE_MARGIN
     free: list[int] = []
     taken: list[tuple[int, int]] = []

@@ -53,9 +53,9 @@ def make_layout(arrangement: Arrangement) -> dict[str, Any]:
     return {
         "title": arrangement.group.title,
         "nodes": sum(1 for _ in arrangement.group.boxes()),
-        "band": arrangement.band,
-        "above": GROUP_MARGIN if arrangement.band and not arrangement.entries else 0,
-        "below": GROUP_MARGIN if arrangement.band and not arrangement.exits else 0,
+        "band": arrangement.title_height,
+        "above": GROUP_MARGIN if arrangement.title_height and not arrangement.entries else 0,
+        "below": GROUP_MARGIN if arrangement.title_height and not arrangement.exits else 0,
         "gaps": arrangement.gaps,
         "members": members,
         "routes": routes,

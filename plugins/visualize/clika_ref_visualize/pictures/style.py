@@ -32,7 +32,7 @@ class RoleColors:
     """Colors of a role: the title bar and the background of its boxes. White text is readable on each title bar."""
 
     title: str
-    ground: str
+    background: str
 
 
 ROLE_COLORS = {

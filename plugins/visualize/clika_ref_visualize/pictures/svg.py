@@ -28,8 +28,11 @@ from clika_ref_visualize.pictures.style import (
     measure_text,
 )
 
-HEADLINE_FONT_SIZE, LEGEND_ROW_HEIGHT, SWATCH_SIZE = 17.0, 22.0, 13.0
-"""Font size of the picture title, height of a legend row, and size of a legend swatch."""
+HEADLINE_FONT_SIZE = 17.0
+"""Of the title of the picture, in pixels."""
+
+LEGEND_ROW_HEIGHT, SWATCH_SIZE = 22.0, 13.0
+"""Height of a row of the legend, and size of its colored square."""
 
 QUANTIZED_EDGE_LEGEND = "quantized tensor"
 
@@ -49,9 +52,9 @@ text {{ font-family: {FONT}; font-size: {ROW_FONT_SIZE:g}px; fill: {TEXT_COLOR};
 def write_svg(drawing: PictureDrawing) -> bytes:
     """Return a drawing as an SVG file."""
     arrangement = arrange(drawing)
-    legend = list(_render_header(drawing))
-    top = GROUP_MARGIN * 2 + HEADLINE_FONT_SIZE + LEGEND_ROW_HEIGHT * (len(legend) - 1)
-    width = round(max(arrangement.width, *(extent for extent, _ in legend)) + 2 * GROUP_MARGIN, 1)
+    header = list(_render_header(drawing))
+    top = GROUP_MARGIN * 2 + HEADLINE_FONT_SIZE + LEGEND_ROW_HEIGHT * (len(header) - 1)
+    width = round(max(arrangement.width, *(extent for extent, _ in header)) + 2 * GROUP_MARGIN, 1)
     height = round(top + arrangement.height + 2 * GROUP_MARGIN, 1)
     size = f'width="{width}" height="{height}"'
     lines = [
@@ -61,7 +64,7 @@ def write_svg(drawing: PictureDrawing) -> bytes:
         f"<style>{STYLE_SHEET}</style>",
         *render_markers(),
         f'<rect {size} fill="#ffffff"/>',
-        *(line for _, line in legend),
+        *(line for _, line in header),
         f'<g transform="translate({(width - arrangement.width) / 2:.9g} {top:.9g})">',
         *render_contents(arrangement),
         "</g>",
@@ -71,7 +74,7 @@ def write_svg(drawing: PictureDrawing) -> bytes:
 
 
 def render_markers() -> Iterator[str]:
-    """Yield the arrowheads of edges."""
+    """Yield the definitions of the arrowheads of edges."""
     yield "<defs>"
     for name, color in (("tip", FLOAT_EDGE_COLOR), ("tip-quantized", QUANTIZED_EDGE_COLOR)):
         yield (
@@ -96,7 +99,7 @@ def _render_header(drawing: PictureDrawing) -> Iterator[tuple[float, str]]:
 
 
 def _render_legend(drawing: PictureDrawing) -> Iterator[tuple[str, str]]:
-    """Yield the mark and the text of each color in use."""
+    """Yield the colored mark and the text of each legend row, for the colors in use."""
     for role in drawing.roles:
         yield (
             f'<rect width="{SWATCH_SIZE:g}" height="{SWATCH_SIZE:g}" rx="2" fill="{ROLE_COLORS[role].title}"/>',
@@ -127,21 +130,21 @@ def _render_route(arrangement: Arrangement, route: Route, number: int) -> str:
     marker = f' marker-end="url(#{tip})"' if ends_at_box else ""
     return (
         f'<path class="{kind}" data-route="{number}" d="{line}"{marker}>'
-        f"<title>{escape(route.edge.carries)}\n{escape(route.edge.text)}</title></path>"
+        f"<title>{escape(route.edge.tensor)}\n{escape(route.edge.text)}</title></path>"
     )
 
 
 def _render_group(inner: Arrangement, transform: str, depth: int) -> Iterator[str]:
     title = escape(inner.group.title)
     width, height = inner.width, inner.height
-    ground = GROUP_COLORS[depth % len(GROUP_COLORS)]
+    background = GROUP_COLORS[depth % len(GROUP_COLORS)]
     yield f'<g class="group" data-key="{escape(inner.group.key)}" {transform}>'
-    yield f'<rect class="frame ground" width="{width:.9g}" height="{height:.9g}" rx="6" fill="{ground}"/>'
+    yield f'<rect class="frame ground" width="{width:.9g}" height="{height:.9g}" rx="6" fill="{background}"/>'
     yield '<g class="members">'
     yield from render_contents(inner, depth + 1)
     yield "</g>"
-    yield f'<g class="title"><rect class="frame band" width="{width:.9g}" height="{inner.band:.9g}" rx="6"/>'
-    yield f'<text x="{ROW_PADDING:.9g}" y="{inner.band - 8:.9g}">{title}</text>'
+    yield f'<g class="title"><rect class="frame band" width="{width:.9g}" height="{inner.title_height:.9g}" rx="6"/>'
+    yield f'<text x="{ROW_PADDING:.9g}" y="{inner.title_height - 8:.9g}">{title}</text>'
     yield f"<title>{title}</title></g></g>"
 
 
@@ -150,7 +153,7 @@ def _render_box(box: Box, member: PlacedMember, transform: str) -> Iterator[str]
     yield f'<g class="box" data-key="{escape(box.key)}" data-role="{box.role.name.lower()}" {transform}>'
     yield f"<title>{escape(box.tooltip)}</title>"
     yield (
-        f'<rect class="ground" width="{width:.9g}" height="{height:.9g}" rx="5" fill="{colors.ground}" '
+        f'<rect class="ground" width="{width:.9g}" height="{height:.9g}" rx="5" fill="{colors.background}" '
         f'stroke="{colors.title}" stroke-width="{2 if box.role is Role.INTERFACE else 1}"/>'
     )
     corners = f"M0 {HEADER_HEIGHT:g}V5a5 5 0 0 1 5 -5H{width - 5:.9g}a5 5 0 0 1 5 5V{HEADER_HEIGHT:g}z"

@@ -37,7 +37,7 @@ class Area:
 class RouteLine:
     """A line on the page, from its first point to its last one."""
 
-    carries: str
+    tensor: str
     start: tuple[float, float]
     end: tuple[float, float]
     has_tip: bool
@@ -92,6 +92,6 @@ def _read_route(element, x: float, y: float) -> RouteLine:
         values = [float(number) for number in numbers.split()]
         at = [at[0], values[0]] if letter == "V" else values[-2:]
         start = start or tuple(at)
-    carries = element.findtext(f"{SPACE}title").splitlines()[0]
+    tensor = element.findtext(f"{SPACE}title").splitlines()[0]
     has_tip, kind = element.get("marker-end") is not None, element.get("class")
-    return RouteLine(carries, (start[0] + x, start[1] + y), (at[0] + x, at[1] + y), has_tip, kind)
+    return RouteLine(tensor, (start[0] + x, start[1] + y), (at[0] + x, at[1] + y), has_tip, kind)

@@ -174,7 +174,7 @@ def test_build_drawing_multiple_outputs_have_row_and_edge():
     drawing = build_drawing(graph)
     box = boxes_by_key(drawing)["node split"]
     assert [label for label, _ in box.rows].count("out") == 2
-    assert [edge.carries for edge in drawing.edges] == ["x", "split", "split_1", "plus"]
+    assert [edge.tensor for edge in drawing.edges] == ["x", "split", "split_1", "plus"]
 
 
 def test_build_drawing_many_inputs_abbreviated():

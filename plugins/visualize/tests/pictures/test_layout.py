@@ -98,7 +98,7 @@ def test_write_svg_edges_start_at_boxes_groups_or_edges(page):
         edges = [(a.x, a.x + a.width, a.y + a.height) for a in (*page.boxes, *page.groups)]
         edges += [(a.x, a.x + a.width, a.y + GROUP_TITLE_HEIGHT) for a in page.groups]
         touches = any(left <= x <= right and abs(y - edge) < NEAR for left, right, edge in edges)
-        others = [w for w in page.routes if w is not route and w.carries == route.carries and w.start[1] < y < w.end[1]]
+        others = [w for w in page.routes if w is not route and w.tensor == route.tensor and w.start[1] < y < w.end[1]]
         assert touches or others, route
 
 

@@ -48,7 +48,7 @@ def test_clika_visualize_quantized_module_marks_int8(module, tmp_path):
     found = read_roles(path)
     assert [found[f"node {name}"] for name in ("linear", "relu", "linear_1")] == ["quantized"] * 3
     page = Page(path.read_bytes())
-    assert [route.carries for route in page.routes if route.kind == "edge quantized"] == [
+    assert [route.tensor for route in page.routes if route.kind == "edge quantized"] == [
         "x quantized",
         "relu quantized",
     ]
