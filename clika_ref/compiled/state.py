@@ -217,7 +217,11 @@ class CompiledState:
             self.install(*self.read_graph(json.loads(document)))
 
     def describe_graph(self) -> dict[str, Any]:
-        """Return the graph and its signature as a document for `read_graph`."""
+        """Return the graph and its signature as a document for `read_graph`.
+
+        Raises:
+            ModelError: the module is empty, or its graph holds an object that no file can store.
+        """
         return {
             ModuleKey.GRAPH: graph_to_json(self.graph),
             ModuleKey.SIGNATURE: signature_to_json(self.signature),
@@ -226,7 +230,15 @@ class CompiledState:
     def read_graph(
         self, document: Mapping[str, Any], weights: Mapping[str, torch.Tensor] | None = None
     ) -> tuple[Graph, Signature]:
-        """Return the graph and the signature of a document, with weights as its constants if given."""
+        """Return the graph and the signature of a document.
+
+        Args:
+            document: as returned by `describe_graph`.
+            weights: the tensors of the graph's constants, in their shapes; None if they have none yet.
+
+        Raises:
+            ModelError: the document is damaged, or of another version, or an operator or a class is missing.
+        """
         find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
         graph = graph_from_json(document[ModuleKey.GRAPH], find, weights)
         return graph, signature_from_json(document[ModuleKey.SIGNATURE])
