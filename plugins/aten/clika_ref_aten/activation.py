@@ -12,7 +12,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import HOMOGENEOUS_OWN_QPARAMS, OWN_QPARAMS
-from clika_ref_aten.elementwise import FLOATS, reshape_per_channel, unary_lowering, unary_sampler
+from clika_ref_aten.elementwise import FLOATS, reshape_per_channel, unary_operator, unary_sampler
 from clika_ref_aten.ordering import lower_clip, lower_min_max
 from clika_ref_aten.size_arithmetic import same_type
 
@@ -30,34 +30,24 @@ def is_exact_as_attribute(op, *numbers):
     return op.result.dtype != torch.float64 or all(float(np.float32(n)) == n for n in numbers)
 
 
-@operator(aten.relu.default, quant=HOMOGENEOUS_OWN_QPARAMS, error=EXACT)
-def relu(x: Tensor) -> Tensor:
+@unary_operator(
+    F.relu,
+    aten.relu.default,
+    quant=HOMOGENEOUS_OWN_QPARAMS,
+    error=EXACT,
+    dtype=(*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8),
+)
+def relu(op, x):
     """``max(x, 0)``, elementwise."""
-    return F.relu(x)
-
-
-@relu.onnx
-def _(op, x):
     if op.dtype(x) in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
         return x
     return lower_min_max(op, "Max", x, op.like(x, 0)) if op.dtype(x) in (torch.int16, torch.int64) else op.Relu(x)
 
 
-relu.samples(unary_sampler(dtype=(*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)))
-
-
-@operator(aten.relu6.default, quant=OWN_QPARAMS, error=EXACT)
-def relu6(x: Tensor) -> Tensor:
+@unary_operator(F.relu6, aten.relu6.default, quant=OWN_QPARAMS, error=EXACT, dtype=FLOATS, low=-3, high=9)
+def relu6(op, x):
     """``min(max(x, 0), 6)``, elementwise."""
-    return F.relu6(x)
-
-
-@relu6.onnx
-def _(op, x):
     return lower_clip(op, x, 0, 6)
-
-
-relu6.samples(unary_sampler(dtype=FLOATS, low=-3, high=9))
 
 
 @operator(aten.hardtanh.default, quant=OWN_QPARAMS, error=EXACT)
@@ -80,56 +70,43 @@ def _(draw, s):
     return s.call(x, min_val=bounds[0], max_val=bounds[1])
 
 
-@operator(aten.hardsigmoid.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
-def hardsigmoid(x: Tensor) -> Tensor:
+@unary_operator(
+    F.hardsigmoid, aten.hardsigmoid.default, quant=OWN_QPARAMS, error=ulp(8, 1.0), dtype=FLOATS, low=-5, high=5
+)
+def hardsigmoid(op, x):
     """``min(max(x + 3, 0), 6) / 6``, elementwise."""
-    return F.hardsigmoid(x)
-
-
-@hardsigmoid.onnx
-def _(op, x):
     if is_exact_as_attribute(op, 1 / 6):
         return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
     return op.Div(lower_clip(op, op.Add(x, op.like(x, 3)), 0, 6), op.like(x, 6))
 
 
-hardsigmoid.samples(unary_sampler(dtype=FLOATS, low=-5, high=5))
-
-
-@operator(aten.hardswish.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
-def hardswish(x: Tensor) -> Tensor:
+@unary_operator(F.hardswish, aten.hardswish.default, quant=OWN_QPARAMS, error=ulp(8, "x"), dtype=FLOATS, low=-5, high=5)
+def hardswish(op, x):
     """``x * min(max(x + 3, 0), 6) / 6``, elementwise."""
-    return F.hardswish(x)
-
-
-@hardswish.onnx
-def _(op, x):
     if is_exact_as_attribute(op, 1 / 6):
         return op.HardSwish(x)
     return op.Div(op.Mul(x, lower_clip(op, op.Add(x, op.like(x, 3)), 0, 6)), op.like(x, 6))
 
 
-hardswish.samples(unary_sampler(dtype=FLOATS, low=-5, high=5))
-
-
-@operator(aten.sigmoid.default, aten.special_expit.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
-def sigmoid(x: Tensor) -> Tensor:
+@unary_operator(
+    torch.sigmoid,
+    aten.sigmoid.default,
+    aten.special_expit.default,
+    quant=OWN_QPARAMS,
+    error=ulp(8, 1.0),
+    dtype=PROMOTING_DTYPES,
+    low=-5,
+    high=5,
+)
+def sigmoid(op, x):
     """``1 / (1 + exp(-x))``, elementwise."""
-    return torch.sigmoid(x)
+    return op.Sigmoid(x)
 
 
-sigmoid.onnx(unary_lowering("Sigmoid"))
-sigmoid.samples(unary_sampler(dtype=PROMOTING_DTYPES, low=-5, high=5))
-
-
-@operator(aten.tanh.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
-def tanh(x: Tensor) -> Tensor:
+@unary_operator(torch.tanh, aten.tanh.default, quant=OWN_QPARAMS, error=ulp(8, 1.0), dtype=PROMOTING_DTYPES)
+def tanh(op, x):
     """``(exp(2x) - 1) / (exp(2x) + 1)``, elementwise."""
-    return torch.tanh(x)
-
-
-tanh.onnx(unary_lowering("Tanh"))
-tanh.samples(unary_sampler(dtype=PROMOTING_DTYPES))
+    return op.Tanh(x)
 
 
 @operator(aten.leaky_relu.default, quant=HOMOGENEOUS_OWN_QPARAMS, error=ulp(8))
@@ -139,18 +116,14 @@ def leaky_relu(x: Tensor, *, negative_slope: float = 0.01) -> Tensor:
 
 
 @leaky_relu.onnx
-def _(op, x, *, negative_slope):
-    return lower_leaky_relu(op, x, negative_slope)
+def lower_leaky_relu(op, x, negative_slope):
+    """Return ``x`` with its negative elements multiplied by ``negative_slope``."""
+    if is_exact_as_attribute(op, negative_slope):
+        return op.LeakyRelu(x, alpha=float(negative_slope))
+    return op.PRelu(x, op.like(x, negative_slope))
 
 
 leaky_relu.samples(unary_sampler(dtype=FLOATS, attrs={"negative_slope": (0.01, 0.2, 0.0, 1.5, -0.3)}))
-
-
-def lower_leaky_relu(op, x, slope):
-    """Return ``x`` with its negative elements multiplied by ``slope``."""
-    if is_exact_as_attribute(op, slope):
-        return op.LeakyRelu(x, alpha=float(slope))
-    return op.PRelu(x, op.like(x, slope))
 
 
 @operator(aten.prelu.default, quant=HOMOGENEOUS_OWN_QPARAMS, error=ulp(8))
@@ -186,8 +159,18 @@ def elu(x: Tensor, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float
 
 
 @elu.onnx
-def _(op, x, *, alpha, scale, input_scale):
-    return lower_elu(op, x, alpha, scale, input_scale)
+def lower_elu(op, x, alpha, scale, input_scale):
+    """Lower the formula of `elu`, which `selu` and `celu` share."""
+    if input_scale == 1 and is_exact_as_attribute(op, alpha):
+        unit = op.Elu(x, alpha=float(alpha))
+    elif input_scale < 0:  # exp(input_scale * x) grows for negative x, and the quotient below would divide by 0
+        unit = op.Mul(op.Sub(op.Exp(op.Mul(x, op.like(x, input_scale))), op.like(x, 1)), op.like(x, alpha))
+        unit = op.Where(op.LessOrEqual(x, op.like(x, 0)), unit, x)
+    else:
+        half = op.Tanh(op.Mul(x, op.like(x, input_scale / 2)))  # expm1(2a) = 2 tanh(a) / (1 - tanh(a)): no cancellation
+        bent = op.Div(op.Mul(half, op.like(x, 2 * alpha)), op.Sub(op.like(x, 1), half))
+        unit = op.Where(op.LessOrEqual(x, op.like(x, 0)), bent, x)
+    return unit if scale == 1 else op.Mul(unit, op.like(x, scale))
 
 
 elu.samples(
@@ -195,20 +178,12 @@ elu.samples(
 )
 
 
-@operator(aten.selu.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
-def selu(x: Tensor) -> Tensor:
+@unary_operator(F.selu, aten.selu.default, quant=OWN_QPARAMS, error=ulp(8, 1.0), dtype=FLOATS)
+def selu(op, x):
     """``1.0507 * x`` where positive, else ``1.0507 * 1.6733 * (exp(x) - 1)``, elementwise."""
-    return F.selu(x)
-
-
-@selu.onnx
-def _(op, x):
     if is_exact_as_attribute(op, SELU_ALPHA):
         return op.Selu(x)
     return lower_elu(op, x, SELU_ALPHA, SELU_SCALE, 1.0)
-
-
-selu.samples(unary_sampler(dtype=FLOATS))
 
 
 @operator(aten.celu.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
@@ -231,20 +206,6 @@ def _(draw, s):
     alpha = draw(s.choice(1.0, 0.4, 2.5, -1.5))
     grows = alpha < 0  # exp(x / alpha) amplifies the rounding error of x / alpha by its size: 8 ulp hold to 4 / 1.5
     return s.call(draw(s.tensor(dtype=FLOATS, domain=(-4.0, math.inf) if grows else None)), alpha=alpha)
-
-
-def lower_elu(op, x, alpha, scale, input_scale):
-    """Lower the formula of `elu`, which `selu` and `celu` share."""
-    if input_scale == 1 and is_exact_as_attribute(op, alpha):
-        unit = op.Elu(x, alpha=float(alpha))
-    elif input_scale < 0:  # exp(input_scale * x) grows for negative x, and the quotient below would divide by 0
-        unit = op.Mul(op.Sub(op.Exp(op.Mul(x, op.like(x, input_scale))), op.like(x, 1)), op.like(x, alpha))
-        unit = op.Where(op.LessOrEqual(x, op.like(x, 0)), unit, x)
-    else:
-        half = op.Tanh(op.Mul(x, op.like(x, input_scale / 2)))  # expm1(2a) = 2 tanh(a) / (1 - tanh(a)): no cancellation
-        bent = op.Div(op.Mul(half, op.like(x, 2 * alpha)), op.Sub(op.like(x, 1), half))
-        unit = op.Where(op.LessOrEqual(x, op.like(x, 0)), bent, x)
-    return unit if scale == 1 else op.Mul(unit, op.like(x, scale))
 
 
 @operator(aten.threshold.default, quant=OWN_QPARAMS, error=EXACT)

@@ -20,13 +20,13 @@ from clika_ref_aten.elementwise import (
     FLOATS,
     HALF_DTYPES,
     NUMBERS,
+    add_node_via,
     binary_lowering,
     binary_sampler,
     compute_dtype,
     draw_operand_for,
     truncate,
-    unary_lowering,
-    unary_sampler,
+    unary_operator,
 )
 from clika_ref_aten.ordering import lower_sign as sign_of
 
@@ -262,34 +262,21 @@ def _(draw, s):
     return s.call(x, y)
 
 
-@operator(aten.neg.default, aten.negative.default, quant=OWN_QPARAMS, error=EXACT)
-def neg(x: Tensor) -> Tensor:
+@unary_operator(torch.neg, aten.neg.default, aten.negative.default, quant=OWN_QPARAMS, error=EXACT, dtype=NUMBERS)
+def neg(op, x):
     """``-x``, elementwise."""
-    return torch.neg(x)
+    return add_node_via(op, "Neg", x, via={torch.uint8: torch.int32})
 
 
-neg.onnx(unary_lowering("Neg", via={torch.uint8: torch.int32}))
-neg.samples(unary_sampler(dtype=NUMBERS))
-
-
-@operator(aten.abs.default, aten.absolute.default, quant=OWN_QPARAMS, error=EXACT)
-def abs_(x: Tensor) -> Tensor:
+@unary_operator(torch.abs, aten.abs.default, aten.absolute.default, quant=OWN_QPARAMS, error=EXACT, dtype=NUMBERS)
+def abs_(op, x):
     """``|x|``, elementwise."""
-    return torch.abs(x)
+    return op.Abs(x)
 
 
-abs_.onnx(unary_lowering("Abs"))
-abs_.samples(unary_sampler(dtype=NUMBERS))
-
-
-@operator(aten.sign.default, aten.sgn.default, quant=OWN_QPARAMS, error=EXACT)
-def sign(x: Tensor) -> Tensor:
+@unary_operator(torch.sign, aten.sign.default, aten.sgn.default, quant=OWN_QPARAMS, error=EXACT, dtype=ALL_DTYPES)
+def sign(op, x):
     """``-1``, ``0`` or ``1`` by the sign of ``x``, elementwise; 0 for NaN."""
-    return torch.sign(x)
-
-
-@sign.onnx
-def _(op, x):
     if op.dtype(x) == torch.bool:
         return op.Identity(x)
     if not op.dtype(x).is_floating_point:
@@ -297,17 +284,12 @@ def _(op, x):
     return op.Where(op.IsNaN(x), op.like(x, 0), op.Sign(x))
 
 
-sign.samples(unary_sampler(dtype=ALL_DTYPES))
-
-
-@operator(aten.reciprocal.default, quant=OWN_QPARAMS, error=ulp(8))
-def reciprocal(x: Tensor) -> Tensor:
+@unary_operator(
+    torch.reciprocal, aten.reciprocal.default, quant=OWN_QPARAMS, error=ulp(8), dtype=NUMBERS, low=0.5, high=4
+)
+def reciprocal(op, x):
     """``1 / x``, elementwise."""
-    return torch.reciprocal(x)
-
-
-reciprocal.onnx(unary_lowering("Reciprocal"))
-reciprocal.samples(unary_sampler(dtype=NUMBERS, low=0.5, high=4))
+    return op.Reciprocal(x)
 
 
 @operator(aten.addcmul.default, quant=OWN_QPARAMS, error=COMPOSE)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sympy import Expr
+from torch import Tensor
 
 from clika_ref.core.ir import Value
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import KEEP_FLOAT, QuantizationTrait
+from clika_ref_aten.families import name_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from clika_ref.core.accuracy import ErrorClass
 
 FLOATS = (torch.float32, torch.float16, torch.float64)
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -44,13 +51,35 @@ def choose(op, condition, x, y):
     return op.cast(op.Where(condition, *op.promote(x, y, to=wide)), dtype)
 
 
-def unary_lowering(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | None = None) -> Callable[..., Any]:
-    """Return a lowering to one node, with the operand cast to the result's dtype."""
+def unary_operator(
+    function: Callable[..., Any],
+    *overloads: torch._ops.OpOverload,
+    error: ErrorClass,
+    quant: QuantizationTrait = KEEP_FLOAT,
+    **description: Any,
+) -> Callable[[Callable[..., Any]], Operator]:
+    """Declare an elementwise operator of one tensor by its ONNX lowering, which has its name and docstring.
 
-    def lower(op, x):
-        return add_node_via(op, op_type, *op.promote(x), via=via or {})
+    The reference is ``function``. The lowering gets the operand in the dtype of the result. Samples have the given
+    ``description``.
+    """
 
-    return lower
+    def declare(lowering: Callable[..., Any]) -> Operator:
+        def reference(x: Tensor) -> Tensor:
+            return function(x)
+
+        @functools.wraps(lowering)
+        def lower(op, x):
+            return lowering(op, *op.promote(x))
+
+        reference.__module__ = lowering.__module__
+        named = name_reference(lowering.__name__, lowering.__doc__ or "")(reference)
+        declared = operator(*overloads, quant=quant, error=error)(named)
+        declared.onnx(lower)
+        declared.samples(unary_sampler(**description))
+        return declared
+
+    return declare
 
 
 def binary_lowering(op_type: str, *, logical: str | None = None) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from clika_ref_aten.elementwise import (
     NUMBERS,
     binary_sampler,
     draw_operand_for,
-    unary_lowering,
+    unary_operator,
     unary_sampler,
 )
 from clika_ref_aten.error_function import complementary_error_function, error_function
@@ -27,29 +28,16 @@ aten = torch.ops.aten
 LOGARITHM_ERROR = ulp(8, 1.0)
 
 
-@operator(aten.exp.default, error=ulp(8))
-def exp(x: Tensor) -> Tensor:
+@unary_operator(torch.exp, aten.exp.default, error=ulp(8), dtype=ALL_DTYPES)
+def exp(op, x):
     """``e ** x``, elementwise."""
-    return torch.exp(x)
+    return op.Exp(x)
 
 
-exp.onnx(unary_lowering("Exp"))
-exp.samples(unary_sampler(dtype=ALL_DTYPES))
-
-
-@operator(aten.exp2.default, aten.special_exp2.default, error=ulp(8))
-def exp2(x: Tensor) -> Tensor:
+@unary_operator(torch.exp2, aten.exp2.default, aten.special_exp2.default, error=ulp(8), dtype=ALL_DTYPES)
+def exp2(op, x):
     """``2 ** x``, elementwise."""
-    return torch.exp2(x)
-
-
-@exp2.onnx
-def _(op, x):
-    (x,) = op.promote(x)
     return op.Pow(op.like(x, 2), x)  # exp(x * ln 2) would amplify the rounding error of x * ln 2 by x
-
-
-exp2.samples(unary_sampler(dtype=ALL_DTYPES))
 
 
 @operator(aten.expm1.default, aten.special_expm1.default, error=ulp(8))
@@ -71,47 +59,26 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=ALL_DTYPES if reach > 1 else torch.float32, low=-reach, high=reach)))
 
 
-@operator(aten.log.default, error=LOGARITHM_ERROR)
-def log(x: Tensor) -> Tensor:
+@unary_operator(torch.log, aten.log.default, error=LOGARITHM_ERROR, dtype=ALL_DTYPES, low=0.1, high=9)
+def log(op, x):
     """The natural logarithm, elementwise; NaN for negative numbers."""
-    return torch.log(x)
+    return op.Log(x)
 
 
-log.onnx(unary_lowering("Log"))
-log.samples(unary_sampler(dtype=ALL_DTYPES, low=0.1, high=9))
-
-
-@operator(aten.log2.default, error=LOGARITHM_ERROR)
-def log2(x: Tensor) -> Tensor:
+@unary_operator(torch.log2, aten.log2.default, error=LOGARITHM_ERROR, dtype=ALL_DTYPES, low=0.1, high=9)
+def log2(op, x):
     """The logarithm to base 2, elementwise."""
-    return torch.log2(x)
-
-
-@log2.onnx
-def _(op, x):
     return _logarithm(op, x, 2)
 
 
-log2.samples(unary_sampler(dtype=ALL_DTYPES, low=0.1, high=9))
-
-
-@operator(aten.log10.default, error=LOGARITHM_ERROR)
-def log10(x: Tensor) -> Tensor:
+@unary_operator(torch.log10, aten.log10.default, error=LOGARITHM_ERROR, dtype=ALL_DTYPES, low=0.1, high=9)
+def log10(op, x):
     """The logarithm to base 10, elementwise."""
-    return torch.log10(x)
-
-
-@log10.onnx
-def _(op, x):
     return _logarithm(op, x, 10)
-
-
-log10.samples(unary_sampler(dtype=ALL_DTYPES, low=0.1, high=9))
 
 
 def _logarithm(op, x, base: float):
     """Return the logarithm to ``base``, exact for integer powers of the base: a floor may follow."""
-    (x,) = op.promote(x)
     quotient = op.Div(op.Log(x), op.like(x, math.log(base)))
     whole = op.Round(quotient)
     return op.Where(op.Equal(op.Pow(op.like(x, base), whole), x), whole, quotient)
@@ -150,34 +117,24 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     return torch.logaddexp(x, y)
 
 
-@logaddexp.onnx
-def _(op, x, y):
-    return _lower_logaddexp(op, x, y, 1.0)
-
-
-logaddexp.samples(binary_sampler(dtype=FLOATS, number=False, low=-9, high=9))
-
-
 @operator(aten.logaddexp2.default, error=LOGARITHM_ERROR)
 def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
     """``log2(2**x + 2**y)``, elementwise, without intermediate overflow."""
     return torch.logaddexp2(x, y)
 
 
-@logaddexp2.onnx
-def _(op, x, y):
-    return _lower_logaddexp(op, x, y, math.log(2))
-
-
-logaddexp2.samples(binary_sampler(dtype=(torch.float32, torch.float64), number=False, low=-9, high=9))
-
-
-def _lower_logaddexp(op, x, y, of_base: float):
+def _lower_logaddexp(op, x, y, *, of_base: float):
     """Return ``max(x, y) + log(1 + base ** -|x - y|)``; Softplus computes the second term."""
     x, y = op.promote(x, y)
     distance = op.Where(op.Equal(x, y), op.like(x, 0), op.Abs(op.Sub(x, y)))  # inf - inf is NaN, not 0
     more = op.Softplus(op.Mul(distance, op.like(x, -of_base)))
     return op.Add(op.Max(x, y), more if of_base == 1 else op.Div(more, op.like(x, of_base)))
+
+
+logaddexp.onnx(partial(_lower_logaddexp, of_base=1.0))
+logaddexp.samples(binary_sampler(dtype=FLOATS, number=False, low=-9, high=9))
+logaddexp2.onnx(partial(_lower_logaddexp, of_base=math.log(2)))
+logaddexp2.samples(binary_sampler(dtype=(torch.float32, torch.float64), number=False, low=-9, high=9))
 
 
 @operator(aten.logit.default, aten.special_logit.default, error=LOGARITHM_ERROR)
@@ -229,45 +186,22 @@ def _(draw, s):
     return s.call(x, y) if draw(s.booleans()) or not hasattr(x, "dtype") else s.call(x, draw(s.floats(0.5, 4)))
 
 
-@operator(aten.erf.default, aten.special_erf.default, error=ulp(8))
-def erf(x: Tensor) -> Tensor:
+@unary_operator(torch.erf, aten.erf.default, aten.special_erf.default, error=ulp(8), dtype=ALL_DTYPES)
+def erf(op, x):
     """The error function, elementwise."""
-    return torch.erf(x)
+    return error_function(op, x)
 
 
-@erf.onnx
-def _(op, x):
-    return error_function(op, *op.promote(x))
-
-
-erf.samples(unary_sampler(dtype=ALL_DTYPES))
-
-
-@operator(aten.erfc.default, aten.special_erfc.default, error=ulp(16))
-def erfc(x: Tensor) -> Tensor:
+@unary_operator(
+    torch.erfc, aten.erfc.default, aten.special_erfc.default, error=ulp(16), dtype=ALL_DTYPES, low=-4, high=9
+)
+def erfc(op, x):
     """``1 - erf(x)``, elementwise, precise where it is small."""
-    return torch.erfc(x)
+    return complementary_error_function(op, x)
 
 
-@erfc.onnx
-def _(op, x):
-    return complementary_error_function(op, *op.promote(x))
-
-
-erfc.samples(unary_sampler(dtype=ALL_DTYPES, low=-4, high=9))
-
-
-@operator(aten.sinc.default, aten.special_sinc.default, error=ulp(8, 1.0))
-def sinc(x: Tensor) -> Tensor:
+@unary_operator(torch.sinc, aten.sinc.default, aten.special_sinc.default, error=ulp(8, 1.0), dtype=ALL_DTYPES)
+def sinc(op, x):
     """``sin(pi * x) / (pi * x)``, elementwise; 1 at 0."""
-    return torch.sinc(x)
-
-
-@sinc.onnx
-def _(op, x):
-    (x,) = op.promote(x)
     angle = op.Mul(x, op.like(x, math.pi))
     return op.Where(op.Equal(x, op.like(x, 0)), op.like(x, 1), op.Div(op.Sin(angle), angle))
-
-
-sinc.samples(unary_sampler(dtype=ALL_DTYPES))

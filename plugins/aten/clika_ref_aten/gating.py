@@ -14,7 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.elementwise import FLOATS, unary_sampler
+from clika_ref_aten.elementwise import FLOATS, unary_operator, unary_sampler
 from clika_ref_aten.error_function import error_function
 from clika_ref_aten.size_arithmetic import floor_quotient
 
@@ -47,32 +47,16 @@ def _gelu(op, x, approximate):
 gelu.samples(unary_sampler(dtype=FLOATS, low=-5, high=5, attrs={"approximate": ("none", "tanh")}))
 
 
-@operator(aten.silu.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
-def silu(x: Tensor) -> Tensor:
+@unary_operator(F.silu, aten.silu.default, quant=OWN_QPARAMS, error=ulp(8, "x"), dtype=FLOATS, low=-5, high=5)
+def silu(op, x):
     """``x / (1 + exp(-x))``, elementwise."""
-    return F.silu(x)
-
-
-@silu.onnx
-def _(op, x):
     return op.Mul(x, op.Sigmoid(x))
 
 
-silu.samples(unary_sampler(dtype=FLOATS, low=-5, high=5))
-
-
-@operator(aten.mish.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
-def mish(x: Tensor) -> Tensor:
+@unary_operator(F.mish, aten.mish.default, quant=OWN_QPARAMS, error=ulp(8, "x"), dtype=FLOATS, low=-5, high=5)
+def mish(op, x):
     """``x * tanh(log(1 + exp(x)))``, elementwise."""
-    return F.mish(x)
-
-
-@mish.onnx
-def _(op, x):
     return op.Mul(x, op.Tanh(op.Softplus(x)))
-
-
-mish.samples(unary_sampler(dtype=FLOATS, low=-5, high=5))
 
 
 @operator(aten.glu.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
@@ -108,18 +92,12 @@ def _(draw, s):
     return s.call(draw(s.tensor(shape=shape, dtype=FLOATS)), dim=dim)
 
 
-@operator(aten.log_sigmoid.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
-def log_sigmoid(x: Tensor) -> Tensor:
+@unary_operator(
+    F.logsigmoid, aten.log_sigmoid.default, quant=OWN_QPARAMS, error=ulp(8, 1.0), dtype=FLOATS, low=-30, high=3
+)
+def log_sigmoid(op, x):
     """``-log(1 + exp(-x))``, elementwise."""
-    return F.logsigmoid(x)
-
-
-@log_sigmoid.onnx
-def _(op, x):
     return op.Neg(stable_softplus(op, op.Neg(x)))
-
-
-log_sigmoid.samples(unary_sampler(dtype=FLOATS, low=-30, high=3))
 
 
 def stable_softplus(op, x):

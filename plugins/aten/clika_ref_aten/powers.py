@@ -18,8 +18,7 @@ from clika_ref_aten.elementwise import (
     add_node_via,
     binary_sampler,
     draw_operand_for,
-    unary_lowering,
-    unary_sampler,
+    unary_operator,
 )
 
 aten = torch.ops.aten
@@ -102,44 +101,22 @@ def _(draw, s):
     return binary_sampler(dtype=NUMBERS, low=0.6, high=3)(draw, s)
 
 
-@operator(aten.square.default, quant=OWN_QPARAMS, error=ulp(8))
-def square(x: Tensor) -> Tensor:
+@unary_operator(torch.square, aten.square.default, quant=OWN_QPARAMS, error=ulp(8), dtype=ALL_DTYPES)
+def square(op, x):
     """``x * x``, elementwise."""
-    return torch.square(x)
-
-
-@square.onnx
-def _(op, x):
-    (x,) = op.promote(x)
     return op.Mul(x, x)
 
 
-square.samples(unary_sampler(dtype=ALL_DTYPES))
-
-
-@operator(aten.sqrt.default, error=ulp(8))
-def sqrt(x: Tensor) -> Tensor:
+@unary_operator(torch.sqrt, aten.sqrt.default, error=ulp(8), dtype=ALL_DTYPES, low=0, high=9)
+def sqrt(op, x):
     """The square root, elementwise; NaN for negative numbers."""
-    return torch.sqrt(x)
+    return op.Sqrt(x)
 
 
-sqrt.onnx(unary_lowering("Sqrt"))
-sqrt.samples(unary_sampler(dtype=ALL_DTYPES, low=0, high=9))
-
-
-@operator(aten.rsqrt.default, error=ulp(8))
-def rsqrt(x: Tensor) -> Tensor:
+@unary_operator(torch.rsqrt, aten.rsqrt.default, error=ulp(8), dtype=NUMBERS, low=0.6, high=9)
+def rsqrt(op, x):
     """``1 / sqrt(x)``, elementwise."""
-    return torch.rsqrt(x)
-
-
-@rsqrt.onnx
-def _(op, x):
-    (x,) = op.promote(x)
     return op.Reciprocal(op.Sqrt(x))
-
-
-rsqrt.samples(unary_sampler(dtype=NUMBERS, low=0.6, high=9))
 
 
 @operator(aten.hypot.default, error=ulp(8))

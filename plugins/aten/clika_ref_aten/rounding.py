@@ -2,70 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import FLOATS, NUMBERS, truncate, unary_sampler
+from clika_ref_aten.elementwise import FLOATS, NUMBERS, truncate, unary_operator
 
 aten = torch.ops.aten
 
 
-def _float_only_lowering(round_float: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a lowering that rounds floats and leaves integers unchanged."""
-
-    def lower(op, x):
-        return round_float(op, x) if op.dtype(x).is_floating_point else x
-
-    return lower
-
-
-@operator(aten.floor.default, error=EXACT)
-def floor(x: Tensor) -> Tensor:
+@unary_operator(torch.floor, aten.floor.default, error=EXACT, dtype=NUMBERS)
+def floor(op, x):
     """The largest integer that is at most ``x``, elementwise."""
-    return torch.floor(x)
+    return op.Floor(x) if op.dtype(x).is_floating_point else x
 
 
-floor.onnx(_float_only_lowering(lambda op, x: op.Floor(x)))
-floor.samples(unary_sampler(dtype=NUMBERS))
-
-
-@operator(aten.ceil.default, error=EXACT)
-def ceil(x: Tensor) -> Tensor:
+@unary_operator(torch.ceil, aten.ceil.default, error=EXACT, dtype=NUMBERS)
+def ceil(op, x):
     """The smallest integer that is at least ``x``, elementwise."""
-    return torch.ceil(x)
+    return op.Ceil(x) if op.dtype(x).is_floating_point else x
 
 
-ceil.onnx(_float_only_lowering(lambda op, x: op.Ceil(x)))
-ceil.samples(unary_sampler(dtype=NUMBERS))
-
-
-@operator(aten.trunc.default, aten.fix.default, error=EXACT)
-def trunc(x: Tensor) -> Tensor:
+@unary_operator(torch.trunc, aten.trunc.default, aten.fix.default, error=EXACT, dtype=NUMBERS)
+def trunc(op, x):
     """``x`` rounded towards 0, elementwise."""
-    return torch.trunc(x)
+    return truncate(op, x) if op.dtype(x).is_floating_point else x
 
 
-trunc.onnx(_float_only_lowering(truncate))
-trunc.samples(unary_sampler(dtype=NUMBERS))
-
-
-@operator(aten.frac.default, error=EXACT)
-def frac(x: Tensor) -> Tensor:
+@unary_operator(torch.frac, aten.frac.default, error=EXACT, dtype=FLOATS)
+def frac(op, x):
     """``x - trunc(x)``, elementwise: the fraction, with the sign of ``x``."""
-    return torch.frac(x)
-
-
-@frac.onnx
-def _(op, x):
     return op.Mod(x, op.like(x, 1), fmod=1)
-
-
-frac.samples(unary_sampler(dtype=FLOATS))
 
 
 @operator(aten.round.default, aten.round.decimals, aten.special_round.default, error=ulp(8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,33 +15,25 @@ from clika_ref_aten.elementwise import (
     DTYPES_VIA_FLOAT32,
     NUMBERS,
     VIA_FLOAT32,
+    add_node_via,
     binary_sampler,
     sign_bit,
-    unary_lowering,
-    unary_sampler,
+    unary_operator,
 )
 
 aten = torch.ops.aten
 
 
-@operator(aten.sin.default, error=ulp(8, 1.0))
-def sin(x: Tensor) -> Tensor:
+@unary_operator(torch.sin, aten.sin.default, error=ulp(8, 1.0), dtype=ALL_DTYPES, low=-9, high=9)
+def sin(op, x):
     """The sine, elementwise."""
-    return torch.sin(x)
+    return op.Sin(x)
 
 
-sin.onnx(unary_lowering("Sin"))
-sin.samples(unary_sampler(dtype=ALL_DTYPES, low=-9, high=9))
-
-
-@operator(aten.cos.default, error=ulp(8, 1.0))
-def cos(x: Tensor) -> Tensor:
+@unary_operator(torch.cos, aten.cos.default, error=ulp(8, 1.0), dtype=ALL_DTYPES, low=-9, high=9)
+def cos(op, x):
     """The cosine, elementwise."""
-    return torch.cos(x)
-
-
-cos.onnx(unary_lowering("Cos"))
-cos.samples(unary_sampler(dtype=ALL_DTYPES, low=-9, high=9))
+    return op.Cos(x)
 
 
 QUARTER_TURN_TERMS = tuple(
@@ -70,49 +63,32 @@ def _lower_float64_tan(op, x):
     return op.Div(op.Where(is_even, sine, op.Neg(cosine)), op.Where(is_even, cosine, sine))
 
 
-@operator(aten.tan.default, error=ulp(8, 1.0))
-def tan(x: Tensor) -> Tensor:
+@unary_operator(torch.tan, aten.tan.default, error=ulp(8, 1.0), dtype=ALL_DTYPES, low=-1.2, high=1.2)
+def tan(op, x):
     """The tangent, elementwise."""
-    return torch.tan(x)
-
-
-@tan.onnx
-def _(op, x):
-    (x,) = op.promote(x)
     return _lower_float64_tan(op, x) if op.dtype(x) == torch.float64 else op.Tan(x)
 
 
-tan.samples(unary_sampler(dtype=ALL_DTYPES, low=-1.2, high=1.2))
-
-
-@operator(aten.asin.default, aten.arcsin.default, error=ulp(8))
-def asin(x: Tensor) -> Tensor:
+@unary_operator(
+    torch.asin, aten.asin.default, aten.arcsin.default, error=ulp(8), dtype=DTYPES_VIA_FLOAT32, low=-1, high=1
+)
+def asin(op, x):
     """The inverse sine in ``[-pi/2, pi/2]``, elementwise."""
-    return torch.asin(x)
+    return add_node_via(op, "Asin", x, via=VIA_FLOAT32)
 
 
-asin.onnx(unary_lowering("Asin", via=VIA_FLOAT32))
-asin.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32, low=-1, high=1))
-
-
-@operator(aten.acos.default, aten.arccos.default, error=ulp(8, 1.0))
-def acos(x: Tensor) -> Tensor:
+@unary_operator(
+    torch.acos, aten.acos.default, aten.arccos.default, error=ulp(8, 1.0), dtype=DTYPES_VIA_FLOAT32, low=-1, high=1
+)
+def acos(op, x):
     """The inverse cosine in ``[0, pi]``, elementwise."""
-    return torch.acos(x)
+    return add_node_via(op, "Acos", x, via=VIA_FLOAT32)
 
 
-acos.onnx(unary_lowering("Acos", via=VIA_FLOAT32))
-acos.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32, low=-1, high=1))
-
-
-@operator(aten.atan.default, aten.arctan.default, error=ulp(8))
-def atan(x: Tensor) -> Tensor:
+@unary_operator(torch.atan, aten.atan.default, aten.arctan.default, error=ulp(8), dtype=DTYPES_VIA_FLOAT32)
+def atan(op, x):
     """The inverse tangent in ``[-pi/2, pi/2]``, elementwise."""
-    return torch.atan(x)
-
-
-atan.onnx(unary_lowering("Atan", via=VIA_FLOAT32))
-atan.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32))
+    return add_node_via(op, "Atan", x, via=VIA_FLOAT32)
 
 
 def _compute_in_float64(function, x):
@@ -124,54 +100,38 @@ def _compute_in_float64(function, x):
     return function(x.double()).to(dtype) if dtype in (torch.float32, torch.bfloat16) else function(x)
 
 
-@operator(aten.sinh.default, error=ulp(8))
-def sinh(x: Tensor) -> Tensor:
+@unary_operator(partial(_compute_in_float64, torch.sinh), aten.sinh.default, error=ulp(8), dtype=DTYPES_VIA_FLOAT32)
+def sinh(op, x):
     """``(e**x - e**-x) / 2``, elementwise."""
-    return _compute_in_float64(torch.sinh, x)
+    return add_node_via(op, "Sinh", x, via=VIA_FLOAT32)
 
 
-sinh.onnx(unary_lowering("Sinh", via=VIA_FLOAT32))
-sinh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32))
-
-
-@operator(aten.cosh.default, error=ulp(8))
-def cosh(x: Tensor) -> Tensor:
+@unary_operator(partial(_compute_in_float64, torch.cosh), aten.cosh.default, error=ulp(8), dtype=DTYPES_VIA_FLOAT32)
+def cosh(op, x):
     """``(e**x + e**-x) / 2``, elementwise."""
-    return _compute_in_float64(torch.cosh, x)
+    return add_node_via(op, "Cosh", x, via=VIA_FLOAT32)
 
 
-cosh.onnx(unary_lowering("Cosh", via=VIA_FLOAT32))
-cosh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32))
-
-
-@operator(aten.asinh.default, aten.arcsinh.default, error=ulp(8))
-def asinh(x: Tensor) -> Tensor:
+@unary_operator(torch.asinh, aten.asinh.default, aten.arcsinh.default, error=ulp(8), dtype=DTYPES_VIA_FLOAT32)
+def asinh(op, x):
     """The inverse hyperbolic sine, elementwise."""
-    return torch.asinh(x)
+    return add_node_via(op, "Asinh", x, via=VIA_FLOAT32)
 
 
-asinh.onnx(unary_lowering("Asinh", via=VIA_FLOAT32))
-asinh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32))
-
-
-@operator(aten.acosh.default, aten.arccosh.default, error=ulp(8, 1.0))
-def acosh(x: Tensor) -> Tensor:
+@unary_operator(
+    torch.acosh, aten.acosh.default, aten.arccosh.default, error=ulp(8, 1.0), dtype=DTYPES_VIA_FLOAT32, low=1, high=9
+)
+def acosh(op, x):
     """The nonnegative inverse hyperbolic cosine, elementwise; NaN below 1."""
-    return torch.acosh(x)
+    return add_node_via(op, "Acosh", x, via=VIA_FLOAT32)
 
 
-acosh.onnx(unary_lowering("Acosh", via=VIA_FLOAT32))
-acosh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32, low=1, high=9))
-
-
-@operator(aten.atanh.default, aten.arctanh.default, error=ulp(8))
-def atanh(x: Tensor) -> Tensor:
+@unary_operator(
+    torch.atanh, aten.atanh.default, aten.arctanh.default, error=ulp(8), dtype=DTYPES_VIA_FLOAT32, low=-0.9, high=0.9
+)
+def atanh(op, x):
     """The inverse hyperbolic tangent, elementwise; NaN outside ``[-1, 1]``."""
-    return torch.atanh(x)
-
-
-atanh.onnx(unary_lowering("Atanh", via=VIA_FLOAT32))
-atanh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32, low=-0.9, high=0.9))
+    return add_node_via(op, "Atanh", x, via=VIA_FLOAT32)
 
 
 @operator(aten.atan2.default, aten.arctan2.default, error=ulp(8))
@@ -186,7 +146,7 @@ def _(op, y, x):
     height, width = op.Abs(y), op.Abs(x)
     # 0 / 0 is an angle of 0, inf / inf is one of pi / 4: the sign is the tangent of both.
     slope = op.Where(op.Equal(height, width), op.Sign(height), op.Div(height, width))
-    angle = unary_lowering("Atan", via=VIA_FLOAT32)(op, slope)
+    angle = add_node_via(op, "Atan", slope, via=VIA_FLOAT32)
     angle = op.Where(sign_bit(op, x), op.Sub(op.like(x, math.pi), angle), angle)
     return op.Where(sign_bit(op, y), op.Neg(angle), angle)
 
@@ -194,31 +154,13 @@ def _(op, y, x):
 atan2.samples(binary_sampler(dtype=(torch.float32, torch.float16), number=False))
 
 
-@operator(aten.deg2rad.default, error=ulp(8))
-def deg2rad(x: Tensor) -> Tensor:
+@unary_operator(torch.deg2rad, aten.deg2rad.default, error=ulp(8), dtype=NUMBERS, low=-99, high=99)
+def deg2rad(op, x):
     """``x * pi / 180``, elementwise."""
-    return torch.deg2rad(x)
-
-
-@deg2rad.onnx
-def _(op, x):
-    (x,) = op.promote(x)
     return op.Mul(x, op.like(x, math.pi / 180))
 
 
-deg2rad.samples(unary_sampler(dtype=NUMBERS, low=-99, high=99))
-
-
-@operator(aten.rad2deg.default, error=ulp(8))
-def rad2deg(x: Tensor) -> Tensor:
+@unary_operator(torch.rad2deg, aten.rad2deg.default, error=ulp(8), dtype=NUMBERS)
+def rad2deg(op, x):
     """``x * 180 / pi``, elementwise."""
-    return torch.rad2deg(x)
-
-
-@rad2deg.onnx
-def _(op, x):
-    (x,) = op.promote(x)
     return op.Mul(x, op.like(x, 180 / math.pi))
-
-
-rad2deg.samples(unary_sampler(dtype=NUMBERS))
