@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref_aten.elementwise import ALL_DTYPES, NUMBERS, binary_sampler, draw_operand_for, sign_bit
+from clika_ref_aten.families import name_reference
 from clika_ref_aten.ordering import lower_clip, lower_min_max
 
 aten = torch.ops.aten
@@ -30,26 +31,6 @@ def _min_max_lowering(op_type: str) -> Callable[..., Any]:
     return lower
 
 
-@operator(aten.maximum.default, aten.max.other, quant=OWN_QPARAMS, error=EXACT)
-def maximum(x: Tensor, y: Tensor) -> Tensor:
-    """The elementwise maximum; NaN where one operand is NaN."""
-    return torch.maximum(x, y)
-
-
-maximum.onnx(_min_max_lowering("Max"))
-maximum.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
-
-
-@operator(aten.minimum.default, aten.min.other, quant=OWN_QPARAMS, error=EXACT)
-def minimum(x: Tensor, y: Tensor) -> Tensor:
-    """The elementwise minimum; NaN where one operand is NaN."""
-    return torch.minimum(x, y)
-
-
-minimum.onnx(_min_max_lowering("Min"))
-minimum.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
-
-
 def _nan_ignoring_lowering(op_type: str, wins: str) -> Callable[..., Any]:
     """Return the lowering of a maximum or minimum that returns the other element where one is NaN."""
     bounded = _min_max_lowering(op_type)
@@ -63,24 +44,32 @@ def _nan_ignoring_lowering(op_type: str, wins: str) -> Callable[..., Any]:
     return lower
 
 
-@operator(aten.fmax.default, quant=OWN_QPARAMS, error=EXACT)
-def fmax(x: Tensor, y: Tensor) -> Tensor:
-    """The elementwise maximum; the other element where one is NaN."""
-    return torch.fmax(x, y)
+def _declare_bound(name: str, doc: str, lowering: Callable[..., Any], *aliases: torch._ops.OpOverload) -> Operator:
+    """Declare an elementwise maximum or minimum."""
+    function = getattr(torch, name)
+
+    @operator(getattr(aten, name).default, *aliases, quant=OWN_QPARAMS, error=EXACT)
+    @name_reference(name, doc)
+    def bound(x: Tensor, y: Tensor) -> Tensor:
+        return function(x, y)
+
+    bound.onnx(lowering)
+    bound.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
+    return bound
 
 
-fmax.onnx(_nan_ignoring_lowering("Max", "Greater"))
-fmax.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
-
-
-@operator(aten.fmin.default, quant=OWN_QPARAMS, error=EXACT)
-def fmin(x: Tensor, y: Tensor) -> Tensor:
-    """The elementwise minimum; the other element where one is NaN."""
-    return torch.fmin(x, y)
-
-
-fmin.onnx(_nan_ignoring_lowering("Min", "Less"))
-fmin.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
+maximum = _declare_bound(
+    "maximum", "The elementwise maximum; NaN where one operand is NaN.", _min_max_lowering("Max"), aten.max.other
+)
+minimum = _declare_bound(
+    "minimum", "The elementwise minimum; NaN where one operand is NaN.", _min_max_lowering("Min"), aten.min.other
+)
+fmax = _declare_bound(
+    "fmax", "The elementwise maximum; the other element where one is NaN.", _nan_ignoring_lowering("Max", "Greater")
+)
+fmin = _declare_bound(
+    "fmin", "The elementwise minimum; the other element where one is NaN.", _nan_ignoring_lowering("Min", "Less")
+)
 
 
 @operator(

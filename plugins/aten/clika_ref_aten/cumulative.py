@@ -168,17 +168,12 @@ cummax.samples(_dim_sampler(torch.float32, torch.int64, torch.uint8, torch.bool,
 cummin.samples(_dim_sampler(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
 
 
-@operator(quant=OWN_QPARAMS, error=COMPOSE)
+@operator(aten.diff.default, quant=OWN_QPARAMS, error=COMPOSE)
 def diff(
     x: Tensor, prepend: Tensor | None = None, append: Tensor | None = None, *, n: int = 1, dim: int = -1
 ) -> Tensor:
     """``y[i] = x[i + 1] - x[i]`` along ``dim``, ``n`` times; ``prepend`` and ``append`` are joined to ``x`` first."""
     return torch.diff(x, n, dim, prepend, append)
-
-
-@diff.from_torch(aten.diff.default)
-def _(x, n=1, dim=-1, prepend=None, append=None):
-    return diff.call(x, prepend, append, n=n, dim=dim)
 
 
 @diff.types

@@ -29,7 +29,13 @@ DTYPES_WITHOUT_WHERE = (torch.bool, torch.int16, torch.int8)
 """Dtypes without a Where kernel in ONNX Runtime on the CPU."""
 
 
-@operator(aten.diagonal.default, aten.diagonal_copy.default, quant=SHARED_QPARAMS, error=EXACT)
+@operator(
+    aten.diagonal.default,
+    aten.diagonal_copy.default,
+    aten.linalg_diagonal.default,
+    quant=SHARED_QPARAMS,
+    error=EXACT,
+)
 def diagonal(x: Tensor, *, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """``x[..., i, i + offset]`` in the plane of ``dim1`` and ``dim2``; the diagonal becomes the last dim."""
     return x.diagonal(offset, dim1, dim2)
@@ -54,11 +60,6 @@ def _(draw, s):
 @diagonal.write_back
 def _(build, base, new, **attrs):
     return build(diagonal_scatter, base, new, types=(base.type,), **attrs)
-
-
-@diagonal.from_torch(aten.linalg_diagonal.default)
-def _(A, *, offset=0, dim1=-2, dim2=-1):  # noqa: N803 - ATen's name
-    return diagonal.call(A, offset=offset, dim1=dim1, dim2=dim2)
 
 
 @operator(aten.diagonal_scatter.default, quant=UNIFIED_QPARAMS, error=EXACT)

@@ -178,7 +178,7 @@ def _(draw, s):
 # One dim
 
 
-@operator(quant=KEEP_FLOAT, error=DOT)
+@operator(aten.index_add.default, quant=KEEP_FLOAT, error=DOT)
 def index_add(x: Tensor, index: Tensor, source: Tensor, *, dim: int, alpha: Number = 1) -> Tensor:
     """Add ``alpha * source`` to the slices ``index[n]`` of ``x`` along ``dim``.
 
@@ -188,11 +188,6 @@ def index_add(x: Tensor, index: Tensor, source: Tensor, *, dim: int, alpha: Numb
     if isinstance(alpha, float) and not x.is_floating_point():
         raise ValueError(f"index_add of {x.dtype} does not support the alpha {alpha}. Give an integer.")
     return torch.index_add(x, dim, index, source, alpha=alpha)
-
-
-@index_add.from_torch(aten.index_add.default)
-def _(x, dim, index, source, *, alpha=1):
-    return index_add.call(x, index, source, dim=dim, alpha=alpha)
 
 
 @index_add.onnx
@@ -219,18 +214,13 @@ def _(draw, s):
     return s.call(x, index, draw(s.tensor(shape=shape, dtype=x.dtype)), dim=dim, alpha=alpha)
 
 
-@operator(quant=KEEP_FLOAT, error=EXACT)
+@operator(aten.scatter.src, aten.scatter.value, quant=KEEP_FLOAT, error=EXACT)
 def scatter(x: Tensor, index: Tensor, src: Tensor | Number, *, dim: int) -> Tensor:
     """``x[index[i, j, ...], j, ...] = src[i, j, ...]`` for ``dim`` 0, and so on for the others."""
     return torch.scatter(x, dim, index, src)
 
 
 scatter.types(same_type)
-
-
-@scatter.from_torch(aten.scatter.src, aten.scatter.value)
-def _(x, dim, index, src=None, value=None):
-    return scatter.call(x, index, value if src is None else src, dim=dim)
 
 
 def _updates(op, index, src):
@@ -258,7 +248,7 @@ def _(draw, s):
     return s.call(x, index, draw(s.choice(1, draw(s.tensor(shape=larger, dtype=x.dtype)))), dim=dim)
 
 
-@operator(quant=KEEP_FLOAT, error=COMPOSE)
+@operator(aten.scatter_reduce.two, quant=KEEP_FLOAT, error=COMPOSE)
 def scatter_reduce(
     x: Tensor, index: Tensor, src: Tensor | Number, *, dim: int, reduce: str, include_self: bool = True
 ) -> Tensor:
@@ -272,11 +262,6 @@ def scatter_reduce(
 
 
 scatter_reduce.types(same_type)
-
-
-@scatter_reduce.from_torch(aten.scatter_reduce.two)
-def _(x, dim, index, src, reduce, *, include_self=True):
-    return scatter_reduce.call(x, index, src, dim=dim, reduce=reduce, include_self=include_self)
 
 
 @scatter_reduce.from_torch(aten.scatter_add.default)

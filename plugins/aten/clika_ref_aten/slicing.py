@@ -35,8 +35,13 @@ def slice_(x: Tensor, *, dim: int = 0, start: int | None = None, end: int | None
 
 
 @slice_.onnx
-def _(op, x, *, dim, start, end, step):
-    return slice_dim(op, x, dim, start=start, end=end, step=step)
+def slice_dim(op: Any, x: Any, dim: int, *, start: Any = 0, end: Any = OPEN_END, step: Any = 1) -> Any:
+    """Return ``x[start:end:step]`` along a dim, without a node if it selects the whole dim."""
+    start, end = 0 if start is None else start, OPEN_END if end is None else end
+    if start == 0 and end == OPEN_END and step == 1:
+        return x
+    steps = () if step == 1 else (op.ints([step]),)
+    return op.Slice(x, op.ints([start]), op.ints([end]), op.ints([dim]), *steps)
 
 
 @slice_.types
@@ -77,8 +82,26 @@ slice_scatter.types(same_type)
 
 
 @slice_scatter.onnx
-def _(op, x, src, *, dim, start, end, step):
-    return overwrite_slice(op, x, src, dim, start=start, end=end, step=step)
+def overwrite_slice(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any, step: Any = 1) -> Any:
+    """Return ``x`` with its slice ``[start:end:step]`` along ``dim`` replaced by ``src``.
+
+    If the slice is contiguous, ``src`` is concatenated with the parts before and after it, without any indices.
+    """
+    dim %= op.rank(x)
+    size = op.shape(x)[dim]
+    src = op.cast(src, op.dtype(x))
+    start, end = 0 if start is None else start, OPEN_END if end is None else end
+    if all(isinstance(n, int) for n in (size, start, end, step)):
+        start, end, step = builtins.slice(start, end, step).indices(size)
+        end = OPEN_END if end == size else max(start, end)
+    if step == 1 and _is_contiguous(start, end):
+        before = [] if start == 0 else [slice_dim(op, x, dim, end=start)]
+        after = [] if end == OPEN_END else [slice_dim(op, x, dim, start=end)]
+        return op.Concat(*before, src, *after, axis=dim) if before or after else src
+    indices = slice_dim(op, make_index_range(op, size), 0, start=start, end=end, step=step)
+    trailing = op.rank(x) - dim - 1
+    indices = op.Unsqueeze(indices, op.ints(range(1, 1 + trailing))) if trailing else indices
+    return op.ScatterElements(x, op.Expand(indices, op.Shape(src)), src, axis=dim)
 
 
 @slice_scatter.samples
@@ -178,37 +201,6 @@ def _(build, base, new, *, dim, index=None):
     if index is None:
         (index,) = range(base.type.shape[dim])  # omitted if there is only one result
     return build(select_scatter, base, new, types=(base.type,), dim=dim, index=index)
-
-
-def slice_dim(op: Any, x: Any, dim: int, *, start: Any = 0, end: Any = OPEN_END, step: Any = 1) -> Any:
-    """Return ``x[start:end:step]`` along a dim, without a node if it selects the whole dim."""
-    start, end = 0 if start is None else start, OPEN_END if end is None else end
-    if start == 0 and end == OPEN_END and step == 1:
-        return x
-    steps = () if step == 1 else (op.ints([step]),)
-    return op.Slice(x, op.ints([start]), op.ints([end]), op.ints([dim]), *steps)
-
-
-def overwrite_slice(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any, step: Any = 1) -> Any:
-    """Return ``x`` with its slice ``[start:end:step]`` along ``dim`` replaced by ``src``.
-
-    If the slice is contiguous, ``src`` is concatenated with the parts before and after it, without any indices.
-    """
-    dim %= op.rank(x)
-    size = op.shape(x)[dim]
-    src = op.cast(src, op.dtype(x))
-    start, end = 0 if start is None else start, OPEN_END if end is None else end
-    if all(isinstance(n, int) for n in (size, start, end, step)):
-        start, end, step = builtins.slice(start, end, step).indices(size)
-        end = OPEN_END if end == size else max(start, end)
-    if step == 1 and _is_contiguous(start, end):
-        before = [] if start == 0 else [slice_dim(op, x, dim, end=start)]
-        after = [] if end == OPEN_END else [slice_dim(op, x, dim, start=end)]
-        return op.Concat(*before, src, *after, axis=dim) if before or after else src
-    indices = slice_dim(op, make_index_range(op, size), 0, start=start, end=end, step=step)
-    trailing = op.rank(x) - dim - 1
-    indices = op.Unsqueeze(indices, op.ints(range(1, 1 + trailing))) if trailing else indices
-    return op.ScatterElements(x, op.Expand(indices, op.Shape(src)), src, axis=dim)
 
 
 def _is_contiguous(start: Any, end: Any) -> bool:

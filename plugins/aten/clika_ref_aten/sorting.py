@@ -83,7 +83,7 @@ def _sort_dim(op, x, dim, *, descending):
     return _top_k(op, x, _dim_size(op, x, dim), dim, largest=descending)
 
 
-@operator(error=EXACT)
+@operator(aten.sort.default, error=EXACT)
 def sort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Tensor, Tensor]:
     """Return the sorted elements along ``dim`` and their indices; the sort is stable."""
     return torch.sort(x, dim=dim, descending=descending, stable=stable)
@@ -104,7 +104,7 @@ def _draw_order(draw, s):
 sort.samples(_draw_order)
 
 
-@operator(error=EXACT)
+@operator(aten.argsort.default, aten.argsort.stable, error=EXACT)
 def argsort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
     """Return the indices that sort the elements along ``dim``; the sort is stable."""
     return torch.argsort(x, dim=dim, descending=descending, stable=stable)
@@ -118,20 +118,9 @@ def _(op, x, *, dim, descending, stable):
 argsort.samples(_draw_order)
 
 
-def _declare_converters(declared, overloads):
-    """Declare the conversion of ATen's calls, whose ``dim`` comes after ``stable``."""
-
-    @declared.from_torch(overloads.default)
-    def _(x, dim=-1, descending=False):
-        return declared.call(x, dim=dim, descending=descending)
-
-    @declared.from_torch(overloads.stable)
-    def _(x, *, stable=None, dim=-1, descending=False):
-        return declared.call(x, dim=dim, descending=descending, stable=bool(stable))
-
-
-_declare_converters(sort, aten.sort)
-_declare_converters(argsort, aten.argsort)
+@sort.from_torch(aten.sort.stable)
+def _(x, *, stable=None, dim=-1, descending=False):
+    return sort.call(x, dim=dim, descending=descending, stable=bool(stable))
 
 
 @operator(aten.msort.default, quant=SHARED_QPARAMS, error=EXACT)
@@ -172,9 +161,7 @@ def _(x, *, k, dim, keepdim):
     return TensorType(x.dtype, shape), TensorType(torch.int64, shape)
 
 
-@kthvalue.onnx
-def _(op, x, *, k, dim, keepdim):
-    return _kth_smallest(op, x, k, dim, keepdim=keepdim)
+kthvalue.onnx(_kth_smallest)
 
 
 @kthvalue.samples
