@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clika_ref.core.accuracy import DOT, EXACT
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref_aten.families import name_reference
 from clika_ref_aten.reduction import mean_of
 from clika_ref_aten.size_arithmetic import make_index_range
-from clika_ref_aten.spatial import allow_unbatched, ceil_divide, expand_per_dim
+from clika_ref_aten.spatial import POOLED_INDICES, SPATIAL_DIMS, allow_unbatched, ceil_divide, expand_per_dim
 
 aten = torch.ops.aten
 
@@ -106,64 +107,6 @@ def _mean(op, x, axes):
     return mean_of(op, x, math.prod(op.shape(x)[i] for i in axes), op.ints(axes), keepdims=1)
 
 
-def _complete(declared, dims, lowering, *, has_indices):
-    """Declare type rule, lowering and samples of an adaptive pooling of ``dims`` spatial dims."""
-
-    @declared.types
-    def _(x, *, output_size):
-        shape = (*x.shape[:-dims], *expand_per_dim(output_size, dims))
-        return tuple(TensorType(dtype, shape) for dtype in (x.dtype, torch.int64)[: 1 + has_indices])
-
-    declared.onnx(lowering(dims))
-
-    @declared.samples
-    def _(draw, s):
-        batch = (draw(s.integers(1, 3)),) if draw(s.choice(True, True, False)) else ()
-        lengths = [draw(s.choice(5, 7, 6)) for _ in range(dims)]
-        even = draw(s.choice(False, False, True))
-        size = tuple(draw(s.choice(1, 2, n) if even else s.choice(3, 4, 2, 1, n, 9)) for n in lengths)
-        dtype = (torch.float32, torch.float32, torch.float64)
-        x = draw(s.tensor(shape=(*batch, draw(s.integers(1, 3)), *lengths), dtype=dtype, unique=has_indices))
-        return s.call(x, output_size=draw(s.choice(size, size, (1,) * dims)))
-
-
-@operator(aten.adaptive_avg_pool1d.default, quant=OWN_QPARAMS, error=DOT)
-def adaptive_avg_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
-    """The mean of each of ``output_size`` windows of ``x[n, c, w]``."""
-    return F.adaptive_avg_pool1d(x, output_size)
-
-
-_complete(adaptive_avg_pool1d, 1, _adaptive_avg_pool, has_indices=False)
-
-
-@operator(
-    aten.adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool2d.default,  # noqa: SLF001 - ATen's name
-    quant=OWN_QPARAMS,
-    error=DOT,
-)
-def adaptive_avg_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> Tensor:
-    """The mean of each of ``output_size`` windows of ``x[n, c, h, w]``."""
-    return F.adaptive_avg_pool2d(x, output_size)
-
-
-_complete(adaptive_avg_pool2d, 2, _adaptive_avg_pool, has_indices=False)
-
-
-@operator(
-    aten.adaptive_avg_pool3d.default,
-    aten._adaptive_avg_pool3d.default,  # noqa: SLF001 - ATen's name
-    quant=OWN_QPARAMS,
-    error=DOT,
-)
-def adaptive_avg_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> Tensor:
-    """The mean of each of ``output_size`` windows of ``x[n, c, d, h, w]``."""
-    return F.adaptive_avg_pool3d(x, output_size)
-
-
-_complete(adaptive_avg_pool3d, 3, _adaptive_avg_pool, has_indices=False)
-
-
 def _adaptive_max_pool(dims):
     def lower(op, x, *, output_size):
         lengths, counts = op.shape(x)[-dims:], expand_per_dim(output_size, dims)
@@ -208,28 +151,42 @@ def _extend_flat_indices(op, indices, positions, n):
     return op.Add(op.Mul(op.Unsqueeze(indices, op.ints([-2, -1])), op.scalar(n, torch.int64)), positions)
 
 
-@operator(aten.adaptive_max_pool1d.default, quant=SHARED_QPARAMS, error=EXACT)
-def adaptive_max_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The largest element of each of ``output_size`` windows of ``x[n, c, w]``, and its index along ``w``."""
-    return F.adaptive_max_pool1d_with_indices(x, output_size)
+def _declare(dims: int, *, largest: bool) -> Operator:
+    """Declare the adaptive average or maximum pooling of ``dims`` spatial dims; the latter also returns indices."""
+    name = f"adaptive_{'max' if largest else 'avg'}_pool{dims}d"
+    pool = getattr(F, f"{name}_with_indices" if largest else name)
+    names = [name] if largest or dims == 1 else [name, f"_{name}"]
+    windows = f"each of ``output_size`` windows of ``x[n, c, {SPATIAL_DIMS[dims]}]``"
+    doc = f"The largest element of {windows}, and its {POOLED_INDICES[dims]}." if largest else f"The mean of {windows}."
+
+    @operator(
+        *(getattr(aten, n).default for n in names),
+        quant=SHARED_QPARAMS if largest else OWN_QPARAMS,
+        error=EXACT if largest else DOT,
+    )
+    @name_reference(name, doc, returns_pair=largest)
+    def adaptive_pool(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
+        return pool(x, output_size)
+
+    @adaptive_pool.types
+    def _(x, *, output_size):
+        shape = (*x.shape[:-dims], *expand_per_dim(output_size, dims))
+        return tuple(TensorType(dtype, shape) for dtype in (x.dtype, torch.int64)[: 1 + largest])
+
+    adaptive_pool.onnx((_adaptive_max_pool if largest else _adaptive_avg_pool)(dims))
+
+    @adaptive_pool.samples
+    def _(draw, s):
+        batch = (draw(s.integers(1, 3)),) if draw(s.choice(True, True, False)) else ()
+        lengths = [draw(s.choice(5, 7, 6)) for _ in range(dims)]
+        even = draw(s.choice(False, False, True))
+        size = tuple(draw(s.choice(1, 2, n) if even else s.choice(3, 4, 2, 1, n, 9)) for n in lengths)
+        dtype = (torch.float32, torch.float32, torch.float64)
+        x = draw(s.tensor(shape=(*batch, draw(s.integers(1, 3)), *lengths), dtype=dtype, unique=largest))
+        return s.call(x, output_size=draw(s.choice(size, size, (1,) * dims)))
+
+    return adaptive_pool
 
 
-_complete(adaptive_max_pool1d, 1, _adaptive_max_pool, has_indices=True)
-
-
-@operator(aten.adaptive_max_pool2d.default, quant=SHARED_QPARAMS, error=EXACT)
-def adaptive_max_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The largest element of each of ``output_size`` windows of ``x[n, c, h, w]``, and its flat index in the plane."""
-    return F.adaptive_max_pool2d_with_indices(x, output_size)
-
-
-_complete(adaptive_max_pool2d, 2, _adaptive_max_pool, has_indices=True)
-
-
-@operator(aten.adaptive_max_pool3d.default, quant=SHARED_QPARAMS, error=EXACT)
-def adaptive_max_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """The largest element of each of ``output_size`` windows of ``x[n, c, d, h, w]``, and its flat index."""
-    return F.adaptive_max_pool3d_with_indices(x, output_size)
-
-
-_complete(adaptive_max_pool3d, 3, _adaptive_max_pool, has_indices=True)
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (_declare(n, largest=False) for n in (1, 2, 3))
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = (_declare(n, largest=True) for n in (1, 2, 3))

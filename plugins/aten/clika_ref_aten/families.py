@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def name_reference(name: str, doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that gives an operator's reference its ``name`` and its docstring ``doc``.
+def name_reference(
+    name: str, doc: str, *, returns_pair: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives an operator's reference its ``name``, docstring and type of results.
 
     The operator must be a global of the reference's module under this name, since pickle looks it up there.
     """
@@ -15,6 +17,8 @@ def name_reference(name: str, doc: str) -> Callable[[Callable[..., Any]], Callab
     def rename(reference: Callable[..., Any]) -> Callable[..., Any]:
         reference.__name__ = reference.__qualname__ = name
         reference.__doc__ = doc
+        if returns_pair:
+            reference.__annotations__["return"] = "tuple[Tensor, Tensor]"
         return reference
 
     return rename

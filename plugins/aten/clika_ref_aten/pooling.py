@@ -17,6 +17,7 @@ from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.families import name_reference
 from clika_ref_aten.spatial import (
+    POOLED_INDICES,
     SPATIAL_DIMS,
     allow_unbatched,
     as_expression,
@@ -78,7 +79,7 @@ def _crop_windows(op, x, counts):
     return op.Slice(x, op.ints([0] * len(axes)), op.ints(counts), op.ints(axes))
 
 
-def _max_pool_lowering(dims, outputs=1):
+def _max_pool_lowering(dims, outputs):
     def lower(op, x, *, kernel_size, stride, padding, dilation, ceil_mode):
         windows = _window_attributes(dims, kernel_size, stride, padding, dilation)
         kernel, strides, begins, dilations = windows
@@ -126,13 +127,15 @@ def _sampler(dims, dtypes, *, dilated, unique=False):
 NUMBERS = (torch.float32, torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def _declare_max_pool(dims: int) -> Operator:
-    """Declare the maximum pooling of ``dims`` spatial dims."""
-    name = f"max_pool{dims}d"
-    pool = getattr(torch, name)
+def _declare_max_pool(dims: int, *, with_indices: bool = False) -> Operator:
+    """Declare the maximum pooling of ``dims`` spatial dims, which may also return indices."""
+    name = f"max_pool{dims}d{'_with_indices' if with_indices else ''}"
+    pool = getattr(F if with_indices else torch, name)
+    result = f"The largest element of each window of ``x[n, c, {SPATIAL_DIMS[dims]}]``"
+    doc = f"{result}, and its {POOLED_INDICES[dims]}." if with_indices else f"{result}."
 
     @operator(getattr(aten, name).default, quant=SHARED_QPARAMS, error=EXACT)
-    @name_reference(name, f"The largest element of each window of ``x[n, c, {SPATIAL_DIMS[dims]}]``.")
+    @name_reference(name, doc, returns_pair=with_indices)
     def max_pool(
         x: Tensor,
         *,
@@ -144,41 +147,17 @@ def _declare_max_pool(dims: int) -> Operator:
     ) -> Tensor:
         return pool(x, kernel_size, stride, padding, dilation, ceil_mode)
 
-    max_pool.types(_type_rule(dims))
-    max_pool.onnx(_max_pool_lowering(dims))
-    max_pool.samples(_sampler(dims, torch.float32 if dims == 1 else NUMBERS, dilated=True))
-    return max_pool
-
-
-def _declare_max_pool_with_indices(dims: int) -> Operator:
-    """Declare the maximum pooling of ``dims`` spatial dims that also returns indices."""
-    name = f"max_pool{dims}d_with_indices"
-    pool = getattr(F, name)
-    index = {1: "index along ``w``", 2: "flat index in the plane", 3: "flat index in the volume"}[dims]
-
-    @operator(getattr(aten, name).default, quant=SHARED_QPARAMS, error=EXACT)
-    @name_reference(name, f"The largest element of each window of ``x[n, c, {SPATIAL_DIMS[dims]}]``, and its {index}.")
-    def max_pool(
-        x: Tensor,
-        *,
-        kernel_size: tuple[int, ...],
-        stride: tuple[int, ...] = (),
-        padding: tuple[int, ...] = (0,) * dims,
-        dilation: tuple[int, ...] = (1,) * dims,
-        ceil_mode: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        return pool(x, kernel_size, stride, padding, dilation, ceil_mode)
-
-    max_pool.types(_type_rule(dims, torch.int64))
-    max_pool.onnx(_max_pool_lowering(dims, outputs=2))
-    dtypes = NUMBERS[:-2] if dims == 2 else torch.float32
-    max_pool.samples(_sampler(dims, dtypes, dilated=True, unique=True))
+    max_pool.types(_type_rule(dims, *[torch.int64] * with_indices))
+    max_pool.onnx(_max_pool_lowering(dims, outputs=1 + with_indices))
+    has_integers = dims == 2 or (dims == 3 and not with_indices)
+    dtypes = (NUMBERS[:-2] if with_indices else NUMBERS) if has_integers else torch.float32
+    max_pool.samples(_sampler(dims, dtypes, dilated=True, unique=with_indices))
     return max_pool
 
 
 max_pool1d, max_pool2d, max_pool3d = map(_declare_max_pool, (1, 2, 3))
-max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = map(
-    _declare_max_pool_with_indices, (1, 2, 3)
+max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = (
+    _declare_max_pool(dims, with_indices=True) for dims in (1, 2, 3)
 )
 
 

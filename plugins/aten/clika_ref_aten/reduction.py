@@ -129,22 +129,13 @@ def draw_dims(draw, s, x):
     return (first,) if form == "one" else (first, (first + draw(s.integers(1, x.rank - 1))) % x.rank)
 
 
-def _reduction_sampler(*dtypes, low=-3.0, high=3.0):
-    """Return a sampler for a tensor of one of the dtypes, reduced over any dims."""
+def _reduction_sampler(*dtypes, low=-3.0, high=3.0, to=()):
+    """Return a sampler for a tensor of one of the dtypes, reduced over any dims; ``to`` lists dtypes of the result."""
 
     def sample(draw, s):
         x = draw(s.tensor(dtype=dtypes, low=low, high=high))
-        return s.call(x, dim=draw_dims(draw, s, x), keepdim=draw(s.booleans()))
-
-    return sample
-
-
-def _dtype_reduction_sampler(*dtypes, to):
-    """Return a sampler like `_reduction_sampler` that also draws a dtype of the result."""
-
-    def sample(draw, s):
-        x = draw(s.tensor(dtype=dtypes, low=-3, high=4))
-        return s.call(x, dim=draw_dims(draw, s, x), keepdim=draw(s.booleans()), dtype=draw(s.choice(None, *to)))
+        attrs = {"dim": draw_dims(draw, s, x), "keepdim": draw(s.booleans())}
+        return s.call(x, **attrs, **({"dtype": draw(s.choice(None, *to))} if to else {}))
 
     return sample
 
@@ -177,7 +168,7 @@ def _(op, x, *, dim, keepdim, dtype):
 
 
 sum_.samples(
-    _dtype_reduction_sampler(torch.float32, torch.int64, torch.bool, torch.uint8, to=(torch.float32, torch.int32))
+    _reduction_sampler(torch.float32, torch.int64, torch.bool, torch.uint8, high=4, to=(torch.float32, torch.int32))
 )
 
 
@@ -217,7 +208,7 @@ def _(op, x, *, dim, keepdim, dtype):
     return _sum(op, values, axes_operand(op, x, dim), keepdims=keepdim)
 
 
-nansum.samples(_dtype_reduction_sampler(torch.float32, torch.int64, to=(torch.float64,)))
+nansum.samples(_reduction_sampler(torch.float32, torch.int64, high=4, to=(torch.float64,)))
 
 
 @operator(aten.nanmean.default, error=DOT)
@@ -236,7 +227,7 @@ def _(op, x, *, dim, keepdim, dtype):
     return op.Div(op.ReduceSum(values, over, keepdims=keepdim), count)
 
 
-nanmean.samples(_dtype_reduction_sampler(torch.float32, to=(torch.float64,)))
+nanmean.samples(_reduction_sampler(torch.float32, high=4, to=(torch.float64,)))
 
 
 @operator(aten.prod.default, aten.prod.dim_int, error=COMPOSE)

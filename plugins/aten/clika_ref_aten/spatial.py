@@ -13,6 +13,9 @@ from clika_ref.core.types import TensorType
 SPATIAL_DIMS = {1: "w", 2: "h, w", 3: "d, h, w"}
 """The spatial dims of ``x[n, c, ...]`` as docstrings name them, by their number."""
 
+POOLED_INDICES = {1: "index along ``w``", 2: "flat index in the plane", 3: "flat index in the volume"}
+"""The index that a maximum pooling returns as docstrings name it, by the number of spatial dims."""
+
 
 def expand_per_dim(value: Any, count: int) -> tuple[Any, ...]:
     """Return one entry per spatial dim: ATen accepts a single entry, or a number, for all dims."""

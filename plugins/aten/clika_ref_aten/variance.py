@@ -7,11 +7,12 @@ from torch import Tensor
 from torch.types import Number
 
 from clika_ref.core.accuracy import NORM
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import HALF_DTYPES
+from clika_ref_aten.families import name_reference
 from clika_ref_aten.reduction import as_dims, axes_operand, count_reduced, draw_dims, mean_of
 
 aten = torch.ops.aten
@@ -43,8 +44,22 @@ def _squeeze_mean(op, x, mean, dim, *, keepdim):
     return op.Squeeze(mean, axes_operand(op, x, as_dims(dim) or range(op.rank(x))))
 
 
-def _complete(declared, overloads, *, root, with_mean):
-    """Declare lowering, samples and conversion of the variance or its root, with or without the mean."""
+def _check_correction(correction: Number) -> Number:
+    if correction != correction:  # noqa: PLR0124 - NaN alone differs from itself
+        raise ValueError("the correction of a variance is NaN. Give a number.")
+    return correction
+
+
+def _declare(name: str, doc: str, *, root: bool = False, with_mean: bool = False) -> Operator:
+    """Declare the variance or its root, with or without the mean."""
+    function, overloads = getattr(torch, name), getattr(aten, name)
+
+    @operator(quant=OWN_QPARAMS, error=NORM)
+    @name_reference(name, f"{doc} over the dims ``dim`` (None: all).", returns_pair=with_mean)
+    def declared(
+        x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
+    ) -> Tensor:
+        return function(x, dim, correction=_check_correction(correction), keepdim=keepdim)
 
     @declared.onnx
     def _(op, x, *, dim, correction, keepdim):
@@ -73,42 +88,10 @@ def _complete(declared, overloads, *, root, with_mean):
     def _(x, dim=None, *, correction=None, keepdim=False):
         return declared.call(x, dim=as_dims(dim), correction=1 if correction is None else correction, keepdim=keepdim)
 
-
-def _check_correction(correction: Number) -> Number:
-    if correction != correction:  # noqa: PLR0124 - NaN alone differs from itself
-        raise ValueError("the correction of a variance is NaN. Give a number.")
-    return correction
+    return declared
 
 
-@operator(quant=OWN_QPARAMS, error=NORM)
-def var(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
-    """``sum((x - mean(x)) ** 2) / max(n - correction, 0)`` over the dims ``dim`` (None: all)."""
-    return torch.var(x, dim, correction=_check_correction(correction), keepdim=keepdim)
-
-
-@operator(quant=OWN_QPARAMS, error=NORM)
-def std(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
-    """``sqrt(var(x))`` over the dims ``dim`` (None: all)."""
-    return torch.std(x, dim, correction=_check_correction(correction), keepdim=keepdim)
-
-
-@operator(quant=OWN_QPARAMS, error=NORM)
-def var_mean(
-    x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    """``(var(x), mean(x))`` over the dims ``dim`` (None: all)."""
-    return torch.var_mean(x, dim, correction=_check_correction(correction), keepdim=keepdim)
-
-
-@operator(quant=OWN_QPARAMS, error=NORM)
-def std_mean(
-    x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    """``(std(x), mean(x))`` over the dims ``dim`` (None: all)."""
-    return torch.std_mean(x, dim, correction=_check_correction(correction), keepdim=keepdim)
-
-
-_complete(var, aten.var, root=False, with_mean=False)
-_complete(std, aten.std, root=True, with_mean=False)
-_complete(var_mean, aten.var_mean, root=False, with_mean=True)
-_complete(std_mean, aten.std_mean, root=True, with_mean=True)
+var = _declare("var", "``sum((x - mean(x)) ** 2) / max(n - correction, 0)``")
+std = _declare("std", "``sqrt(var(x))``", root=True)
+var_mean = _declare("var_mean", "``(var(x), mean(x))``", with_mean=True)
+std_mean = _declare("std_mean", "``(std(x), mean(x))``", root=True, with_mean=True)
