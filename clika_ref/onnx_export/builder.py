@@ -100,26 +100,26 @@ class OnnxBuilder:
         attributes = [
             ir.convenience.convert_attribute(k, _to_onnx_attribute(v)) for k, v in attrs.items() if v is not None
         ]
-        node = ir.Node(domain, op_type, operands, attributes, num_outputs=outputs, name=self._name(op_type))
-        node.metadata_props.update(self.metadata)
-        self.domains.add(domain)
-        self.nodes.append(node)
-        for value in node.outputs:
-            value.name = self._name(f"{op_type}_out")
-            self._types[value] = self._infer_dtype(op_type, operands, attrs)
+        node = ir.Node(domain, op_type, operands, attributes, num_outputs=outputs)
+        self._append(node)
+        self._types.update(dict.fromkeys(node.outputs, self._infer_dtype(op_type, operands, attrs)))
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
     def adopt(self, nodes: Sequence[ir.Node]) -> None:
         """Add nodes that another recorder created."""
         for node in nodes:
             self._require_bfloat16(node.op_type, node.inputs, node.domain)
-            node.name = self._name(node.op_type)
-            node.metadata_props.update(self.metadata)
-            self.domains.add(node.domain)
-            self.nodes.append(node)
+            self._append(node)
             for value in node.outputs:
-                value.name = self._name(f"{node.op_type}_out")
                 self._types.setdefault(value, self.results[0].dtype)
+
+    def _append(self, node: ir.Node) -> None:
+        node.name = self._name(node.op_type)
+        node.metadata_props.update(self.metadata)
+        self.domains.add(node.domain)
+        self.nodes.append(node)
+        for value in node.outputs:
+            value.name = self._name(f"{node.op_type}_out")
 
     def _name(self, hint: str) -> str:
         base = f"{self.prefix}/{hint}"

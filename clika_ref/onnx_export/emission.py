@@ -67,12 +67,13 @@ def emit_node(node: Node) -> ir.Model:
 
 def _symbols_of(node: Node) -> set[str]:
     types = [v.type.shape for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
-    return {name for item in (*types, *node.inputs, *node.attrs.values()) for name in _symbols_in(item)}
+    return symbols_in((*types, *node.inputs, *node.attrs.values()))
 
 
-def _symbols_in(item: Any) -> set[str]:
+def symbols_in(item: Any) -> set[str]:
+    """Return the names of symbols in a size or number, or in a tuple of them."""
     if isinstance(item, tuple):
-        return {name for part in item for name in _symbols_in(part)}
+        return {name for part in item for name in symbols_in(part)}
     return set(map(str, item.free_symbols)) if is_symbolic(item) else set()
 
 

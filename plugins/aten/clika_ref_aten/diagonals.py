@@ -13,9 +13,9 @@ from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.core.types import Dim, TensorType
 from clika_ref_aten.size_arithmetic import (
     MOVABLE_DTYPES,
+    clamp_to_zero,
     make_index_range,
     make_strided_indices,
-    max_size,
     min_size,
     normalize_size,
     numel_of,
@@ -157,8 +157,8 @@ def _move_plane_last(rank: int, plane: tuple[int, int]) -> list[int]:
 
 def _diagonal_length(rows: Dim, columns: Dim, offset: int) -> Dim:
     if offset < 0:
-        return max_size(min_size(normalize_size(rows + offset), columns), 0)
-    return max_size(min_size(rows, normalize_size(columns - offset)), 0)
+        return clamp_to_zero(min_size(normalize_size(rows + offset), columns))
+    return clamp_to_zero(min_size(rows, normalize_size(columns - offset)))
 
 
 def _diagonal_start_and_step(offset: int, columns: Dim) -> tuple[Dim, Dim]:

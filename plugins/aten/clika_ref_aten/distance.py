@@ -73,9 +73,9 @@ def _last_axis(op, *operands):
     return max(map(op.rank, operands)) - 1
 
 
-def _draw_broadcastable_pair(draw, s, *, rank=(1, 5), dtype=FLOATS):
+def _draw_broadcastable_pair(draw, s):
     """Draw two tensors that broadcast; the second may lack the first dim."""
-    x1 = draw(s.tensor(rank=rank, dtype=dtype))
+    x1 = draw(s.tensor(rank=(0, 5), dtype=FLOATS[::2]))
     shorter = x1.rank > 1 and draw(s.booleans())
     return x1, draw(s.tensor(shape=x1.shape[1:] if shorter else x1.shape, dtype=x1.dtype))
 
@@ -108,7 +108,7 @@ def _(x1, x2, *, dim, eps):
 
 @cosine_similarity.samples
 def _(draw, s):
-    x1, x2 = _draw_broadcastable_pair(draw, s, rank=(0, 5), dtype=FLOATS[::2])
+    x1, x2 = _draw_broadcastable_pair(draw, s)
     last = max(x1.rank, 1) - 1
     return s.call(x1, x2, dim=draw(s.integers(-last - 1, last)), eps=draw(s.choice(1e-8, 0.5)))
 
@@ -128,7 +128,7 @@ def _(op, x1, x2, *, p, eps, keepdim):
 
 @pairwise_distance.samples
 def _(draw, s):
-    x1, x2 = _draw_broadcastable_pair(draw, s, rank=(0, 5), dtype=FLOATS[::2])
+    x1, x2 = _draw_broadcastable_pair(draw, s)
     return s.call(
         x1, x2, p=draw(s.choice(*SAMPLE_NORM_ORDERS)), eps=draw(s.choice(1e-6, 0.1)), keepdim=draw(s.booleans())
     )
@@ -147,9 +147,7 @@ def _(op, x, other, *, p):
 
 @dist.samples
 def _(draw, s):
-    return s.call(
-        *_draw_broadcastable_pair(draw, s, rank=(0, 5), dtype=FLOATS[::2]), p=draw(s.choice(*SAMPLE_NORM_ORDERS))
-    )
+    return s.call(*_draw_broadcastable_pair(draw, s), p=draw(s.choice(*SAMPLE_NORM_ORDERS)))
 
 
 @operator(aten.cdist.default, error=COMPOSE, quant=FLOAT_PRODUCT)

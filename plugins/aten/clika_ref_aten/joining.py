@@ -18,8 +18,8 @@ from clika_ref_aten import slicing
 from clika_ref_aten.families import name_reference
 from clika_ref_aten.size_arithmetic import (
     MOVABLE_DTYPES,
+    clamp_to_zero,
     floor_quotient,
-    max_size,
     min_size,
     normalize_size,
     replace_dim,
@@ -277,7 +277,7 @@ def _split_in_sections(x: Any, sections: int, dim: int) -> Call:
 def _split_at_indices(x: Any, indices: tuple[Any, ...], dim: int) -> Call:
     length = x.type.shape[dim]
     ends = [
-        min_size(i, length) if not isinstance(i, int) or i >= 0 else max_size(normalize_size(length + i), 0)
+        min_size(i, length) if not isinstance(i, int) or i >= 0 else clamp_to_zero(normalize_size(length + i))
         for i in indices
     ]
     sizes = [normalize_size(b - a) for a, b in zip([0, *ends], [*ends, length], strict=True)]

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import Dim, TensorType
-from clika_ref_aten.size_arithmetic import OPEN_END, is_nonnegative, normalize_size
+from clika_ref_aten.size_arithmetic import OPEN_END, clamp_to_zero, is_nonnegative, normalize_size
 from clika_ref_aten.slicing import slice_dim
 from clika_ref_aten.spatial import pad_all_dims
 
@@ -46,7 +45,7 @@ def _(op, x, *, pad, mode, value):
     if mode == "circular":
         return _pad_circular(op, x, pad)
     rank, dtype = op.rank(x), op.dtype(x)
-    added = _pads_per_dim(rank, [_clamp_to_zero(n) for n in pad])
+    added = _pads_per_dim(rank, [clamp_to_zero(n) for n in pad])
     if any(n != 0 for ends in added for n in ends):
         kernel = torch.int32 if dtype == torch.int16 else dtype  # ONNX Runtime cannot pad int16
         filling = op.scalar(value, kernel) if value and mode == "constant" else None
@@ -105,18 +104,10 @@ def _pads_per_dim(rank: int, pad: Any) -> list[tuple[Dim, Dim]]:
     return [*((0, 0) for _ in range(rank - len(pairs))), *pairs[::-1]]
 
 
-def _clamp_to_zero(n: Any) -> Any:
-    if isinstance(n, int):
-        return max(n, 0)
-    if is_nonnegative(-n):
-        return 0
-    return n if is_nonnegative(n) else torch_sympy.Max(n, 0)
-
-
 def _crop(op: Any, x: Any, ends: list[tuple[Dim, Dim]], shape: tuple[Dim, ...]) -> Any:
     """Remove the elements of negative paddings from ``x``; ``shape`` is the remaining shape."""
     for dim, (before, after) in enumerate(ends):
-        start, taken = _clamp_to_zero(-before), _clamp_to_zero(-after)
+        start, taken = clamp_to_zero(-before), clamp_to_zero(-after)
         if start != 0 or taken != 0:
             x = slice_dim(op, x, dim, start=start, end=OPEN_END if taken == 0 else normalize_size(start + shape[dim]))
     return x
@@ -128,7 +119,7 @@ def _pad_circular(op: Any, x: Any, pad: Any) -> Any:
     kept = _shape_after_crop(op.shape(x), ends)
     x = _crop(op, x, ends, kept)
     for dim, pair in enumerate(ends):
-        before, after = map(_clamp_to_zero, pair)
+        before, after = map(clamp_to_zero, pair)
         head = [] if before == 0 else [slice_dim(op, x, dim, start=normalize_size(kept[dim] - before))]
         tail = [] if after == 0 else [slice_dim(op, x, dim, end=after)]
         x = op.Concat(*head, x, *tail, axis=dim) if head or tail else x
@@ -138,7 +129,7 @@ def _pad_circular(op: Any, x: Any, pad: Any) -> Any:
 def _shape_after_crop(shape: Sequence[Dim], ends: list[tuple[Dim, Dim]]) -> tuple[Dim, ...]:
     """Return the shape that negative paddings leave."""
     return tuple(
-        normalize_size(n - _clamp_to_zero(-a) - _clamp_to_zero(-b)) for n, (a, b) in zip(shape, ends, strict=True)
+        normalize_size(n - clamp_to_zero(-a) - clamp_to_zero(-b)) for n, (a, b) in zip(shape, ends, strict=True)
     )
 
 

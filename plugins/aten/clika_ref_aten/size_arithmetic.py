@@ -49,12 +49,11 @@ def min_size(a: Dim, b: Dim) -> Any:
     return torch_sympy.Min(a, b)
 
 
-def max_size(a: Dim, b: Dim) -> Any:
-    """Return the larger of two sizes, without a Max where it is known which one that is."""
-    low = min_size(a, b)
-    if low is a:
-        return b
-    return a if low is b else torch_sympy.Max(a, b)
+def clamp_to_zero(n: Any) -> Any:
+    """Return the larger of a number and 0, without a Max where it is known which one that is."""
+    if is_nonnegative(-n):
+        return 0
+    return n if is_nonnegative(n) else torch_sympy.Max(n, 0)
 
 
 def is_nonnegative(number: Any) -> bool:
@@ -74,7 +73,7 @@ def slice_length(size: Dim, start: Any, end: Any, step: Dim) -> Dim:
     not one if ``n`` is 0, and then selects nothing.
     """
     start, end = (0 if start is None else start), (None if end == OPEN_END else end)
-    first = max_size(size + start, 0) if is_nonnegative(-1 - start) else start
+    first = clamp_to_zero(size + start) if is_nonnegative(-1 - start) else start
     last = size if end is None else end
     if isinstance(last, int) and last < 0:
         last = size + last
@@ -87,7 +86,7 @@ def slice_length(size: Dim, start: Any, end: Any, step: Dim) -> Dim:
         or (isinstance(start, int) and start != 0)
         or isinstance(end, int)
     ):
-        length = max_size(length, 0)
+        length = clamp_to_zero(length)
     return length if step == 1 else floor_quotient(length + step - 1, step)
 
 

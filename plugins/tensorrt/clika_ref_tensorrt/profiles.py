@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.guards import is_met
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.symbols import Guard, Symbol, evaluate, is_symbolic
+from clika_ref.core.symbols import Guard, Symbol, evaluate
 from clika_ref.core.types import Dim
+from clika_ref.onnx_export.emission import symbols_in
 from clika_ref.targets.size_statistics import SymbolSizes
 
 TRTEXEC_SEPARATORS = frozenset(",:")
@@ -134,21 +134,14 @@ def _dynamic_input_shapes(graph: Graph) -> dict[str, tuple[Dim, ...]]:
 
 def _length_symbols(node: Node, graph: Graph) -> set[str]:
     """Return the symbols that the output shapes of a node contain or depend on."""
-    made = {name for value in node.outputs for name in _symbol_names(value.type.shape)}
+    made = {name for value in node.outputs for name in symbols_in(value.type.shape)}
     outputs = {value.name for value in node.outputs}
     makes_own = any(graph.symbols[name].source.name in outputs for name in made & graph.symbols.keys())
     return (
-        made | _symbol_names((*node.inputs, *node.attrs.values()))
+        made | symbols_in((*node.inputs, *node.attrs.values()))
         if makes_own or node.op_type in SLICING_OPERATORS
         else made
     )
-
-
-def _symbol_names(item: Any) -> set[str]:
-    """Return the names of symbols in a dim or number, or in a tuple of them."""
-    if isinstance(item, tuple):
-        return {name for part in item for name in _symbol_names(part)}
-    return {str(symbol) for symbol in item.free_symbols} if is_symbolic(item) else set()
 
 
 def _check_known(graph: Graph, symbols: Mapping[str, Symbol], chosen: ChosenSizes) -> None:
