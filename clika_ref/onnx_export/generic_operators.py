@@ -61,16 +61,14 @@ def fill_operands(item: Any, operands: Sequence[Any]) -> Any:
 
 
 @cache
-def generic_operator(overload: torch._ops.OpOverload) -> GenericOperator:
-    """Return the generic operator of an overload, always the same one, with its name: ``aten.erfinv.default``."""
-    return GenericOperator(overload)
-
-
 def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
-    """Return the generic operator of an overload with torchlib's lowering, or None if torchlib has none."""
+    """Return the generic operator of an overload with torchlib's lowering, or None if torchlib has none.
+
+    It is always the same one, with the name of the overload: ``aten.erfinv.default``.
+    """
     if not _load_torchlib_lowerings().has_lowering(overload):
         return None
-    op = generic_operator(overload)
+    op = GenericOperator(overload)
     op.onnx(partial(_lower_with_torchlib, overload))
     return op
 

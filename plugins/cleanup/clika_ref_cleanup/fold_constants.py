@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -167,7 +168,4 @@ class _Folding:
 
 
 def _bytes(value: Value) -> int:
-    count = 1
-    for size in value.type.shape:
-        count *= int(size)
-    return count * value.type.dtype.itemsize
+    return math.prod(map(int, value.type.shape)) * value.type.dtype.itemsize

@@ -130,16 +130,8 @@ def scatter_min_max(
 def _through_float64(pool: Callable[..., Any]) -> Callable[..., Any]:
     """Return a pooling of integers that computes in float64."""
 
-    def pool_in_float64(
-        x: Tensor,
-        *,
-        kernel_size: tuple[int, ...],
-        stride: tuple[int, ...],
-        padding: tuple[int, ...],
-        dilation: tuple[int, ...],
-        ceil_mode: bool,
-    ) -> Any:
-        found = pool(x.double(), kernel_size, stride, padding, dilation, ceil_mode)
+    def pool_in_float64(x: Tensor, **attrs: Any) -> Any:
+        found = pool(x.double(), **attrs)
         if isinstance(found, Tensor):
             return found.to(x.dtype)
         return found[0].to(x.dtype), found[1]
