@@ -82,7 +82,7 @@ COMPARED_ARGUMENTS = (
 
 
 @dataclass(frozen=True)
-class CompileRequest:
+class CompileArguments:
     """Arguments of `clika_compile`, by their names."""
 
     tracing_inputs: Iterable[Any] | None
@@ -116,23 +116,30 @@ class CompileRequest:
         """The calibration data, if this compilation does not quantize or trace with it; the module keeps it."""
         return self.data if self.quantization_settings is None and self.tracing_inputs is not None else None
 
+    @property
+    def is_pruned_with_data(self) -> bool:
+        """Whether pruning reads the first batches of the calibration data, which the module can then read again."""
+        return self.pruning_settings is not None and self.data is not None and self.data.is_rereadable
+
 
 @run_in_one_stack_chunk
 def compile_model(
-    module_or_func: torch.nn.Module | Callable[..., Any], given: CompileRequest, ranks: Ranks
+    module_or_func: torch.nn.Module | Callable[..., Any], arguments: CompileArguments, ranks: Ranks
 ) -> torch.nn.Module | ClikaModule:
     """Compile a model from the checked arguments of `clika_compile`."""
-    check_same_settings(_collect_settings_to_compare(given), ranks)
-    callee = replace(_check_callee(module_or_func), is_preserved=not given.discard_input_model or given.is_dry_run)
-    registry = _load_registry_for(given.deployment_settings)
-    with CompilationLog.open(given.logs_dir, console=ranks.is_first) as log:
-        log.write_header(_collect_settings_to_log(given))
-        _warn_about_arguments(given, ranks, log)
-        module = _compile(_CompileContext(callee, given, registry, log, ranks))
+    check_same_settings(_collect_settings_to_compare(arguments), ranks)
+    callee = replace(
+        _check_callee(module_or_func), is_preserved=not arguments.discard_input_model or arguments.is_dry_run
+    )
+    registry = _load_registry_for(arguments.deployment_settings)
+    with CompilationLog.open(arguments.logs_dir, console=ranks.is_first) as log:
+        log.write_header(_collect_settings_to_log(arguments))
+        _warn_about_arguments(arguments, ranks, log)
+        module = _compile(_CompileContext(callee, arguments, registry, log, ranks))
     if module is None:
         return module_or_func  # type: ignore[return-value]
-    options, distributed = given.clika_compile_options, given.distributed_training_settings
-    module.clika_state.configure(given.deployment_settings, options, given.logs_dir, distributed)
+    options, distributed = arguments.clika_compile_options, arguments.distributed_training_settings
+    module.clika_state.configure(arguments.deployment_settings, options, arguments.logs_dir, distributed)
     return module
 
 
@@ -157,20 +164,20 @@ def _load_registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
     return registry
 
 
-def _collect_settings_to_compare(given: CompileRequest) -> dict[str, Any]:
+def _collect_settings_to_compare(arguments: CompileArguments) -> dict[str, Any]:
     """Return the arguments of `clika_compile` that must be equal on all ranks, by name."""
-    found = {name: getattr(given, name) for name in COMPARED_ARGUMENTS}
+    found = {name: getattr(arguments, name) for name in COMPARED_ARGUMENTS}
     layers = {name: found[name] or None for name in LAYER_SETTINGS_TYPES}
-    return found | layers | {"dynamic": given.dynamic is not False}
+    return found | layers | {"dynamic": arguments.dynamic is not False}
 
 
-def _collect_settings_to_log(given: CompileRequest) -> dict[str, dict[str, Any]]:
-    options, deployment = given.clika_compile_options, given.deployment_settings
-    switches = {name: getattr(given, name) for name in SWITCH_ARGUMENTS}
-    distributed = given.distributed_training_settings
+def _collect_settings_to_log(arguments: CompileArguments) -> dict[str, dict[str, Any]]:
+    options, deployment = arguments.clika_compile_options, arguments.deployment_settings
+    switches = {name: getattr(arguments, name) for name in SWITCH_ARGUMENTS}
+    distributed = arguments.distributed_training_settings
     chosen = {
-        "Quantization": given.quantization_settings,
-        "Pruning": given.pruning_settings,
+        "Quantization": arguments.quantization_settings,
+        "Pruning": arguments.pruning_settings,
         "LoRA": options.global_lora_settings,
     }
     return {
@@ -181,12 +188,12 @@ def _collect_settings_to_log(given: CompileRequest) -> dict[str, dict[str, Any]]
     }
 
 
-def _warn_about_arguments(given: CompileRequest, ranks: Ranks, log: CompilationLog) -> None:
-    if given.quantization_settings is not None and not given.is_model_pretrained:
+def _warn_about_arguments(arguments: CompileArguments, ranks: Ranks, log: CompilationLog) -> None:
+    if arguments.quantization_settings is not None and not arguments.is_model_pretrained:
         log.warning(UNTRAINED_WARNING)
-    if given.quantization_settings is not None and not ranks.is_distributed and find_separate_processes():
+    if arguments.quantization_settings is not None and not ranks.is_distributed and find_separate_processes():
         log.warning(find_separate_processes())
-    if given.unread is not None:
+    if arguments.unread is not None and not arguments.is_pruned_with_data:
         log.detail(CALIBRATION_INPUTS_UNREAD)
 
 
@@ -195,7 +202,7 @@ class _CompileContext:
     """The state of one compilation."""
 
     callee: TracedCallable
-    given: CompileRequest
+    arguments: CompileArguments
     registry: Registry
     log: CompilationLog
     ranks: Ranks
@@ -203,7 +210,7 @@ class _CompileContext:
 
 def _compile(context: _CompileContext) -> ClikaModule | None:
     """Run the pipeline; return None at the end of a dry run."""
-    callee, given, registry, log = context.callee, context.given, context.registry, context.log
+    callee, arguments, registry, log = context.callee, context.arguments, context.registry, context.log
     request = _make_quantization_request(context)
     with _evaluation_mode(context), _outside_inference_mode():
         calls, data = _prepare_calls(context)
@@ -217,13 +224,13 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
             if context.ranks.is_distributed:
                 check_same_model(fingerprint(captured.graph), context.ranks)
             calibration, found = _quantize(captured, request, data, context) if request and data else (None, None)
-            if given.is_dry_run:
-                report_dry_run(captured.graph, registry, given.deployment_settings, log, found)
+            if arguments.is_dry_run:
+                report_dry_run(captured.graph, registry, arguments.deployment_settings, log, found)
                 return None
             module = _wrap(captured, context)
-        if given.clika_compile_options.global_lora_settings is not None:
+        if arguments.clika_compile_options.global_lora_settings is not None:
             freeze_base(module)
-    _record_examples(module, captured, calibration, context.given)
+    _record_examples(module, captured, calibration, context.arguments)
     module.clika_state.idle_dropouts = dropouts
     module.clika_state.record_log(log)
     if request is not None and calibration is not None and found is not None:
@@ -243,7 +250,7 @@ def _evaluation_mode(context: _CompileContext) -> Iterator[None]:
     callee = context.callee
     modes = [(m, m.training) for m in callee.module.modules()]
     is_restored = True  # also after a failure
-    if not context.given.skip_eval_set_mode:
+    if not context.arguments.skip_eval_set_mode:
         _set_eval(callee.module)
     try:
         yield
@@ -274,23 +281,25 @@ def _outside_inference_mode() -> Iterator[None]:
 
 
 def _make_quantization_request(context: _CompileContext) -> QuantizationRequest | None:
-    """Return the quantization request, None if the model is_restored float."""
-    given, settings = context.given, context.given.quantization_settings
-    if settings is None or given.deployment_settings is None:
+    """Return the quantization request, None if the model stays in float."""
+    arguments, settings = context.arguments, context.arguments.quantization_settings
+    if settings is None or arguments.deployment_settings is None:
         return None
-    target = target_for(given.deployment_settings, context.registry)
-    return QuantizationRequest(target, settings, given.layer_quantization_settings or {}, given.clika_compile_options)
+    target = target_for(arguments.deployment_settings, context.registry)
+    return QuantizationRequest(
+        target, settings, arguments.layer_quantization_settings or {}, arguments.clika_compile_options
+    )
 
 
 def _prepare_calls(context: _CompileContext) -> tuple[list[ModelCall], CalibrationInputs | None]:
     """Return the calls to trace, and the calibration data; without tracing inputs, the calls are its first ones."""
-    given, data = context.given, None
-    if given.quantization_settings is not None and given.data is not None:
-        data = given.data.start()
-        if given.tracing_inputs is None:
+    arguments, data = context.arguments, None
+    if arguments.quantization_settings is not None and arguments.data is not None:
+        data = arguments.data.start()
+        if arguments.tracing_inputs is None:
             return data.examples(context.callee), data
-    inputs = given.calibration_inputs if given.tracing_inputs is None else given.tracing_inputs
-    return make_calls(context.callee, inputs, given.data_transform_fn, given.forward_fn), data
+    inputs = arguments.calibration_inputs if arguments.tracing_inputs is None else arguments.tracing_inputs
+    return make_calls(context.callee, inputs, arguments.data_transform_fn, arguments.forward_fn), data
 
 
 def _warn_of_nan_weights(callee: TracedCallable, log: CompilationLog) -> None:
@@ -308,8 +317,8 @@ def _capture(calls: list[ModelCall], context: _CompileContext) -> CaptureResult:
             calls,
             context.registry,
             fallback=torchlib_operator,
-            dynamic=context.given.dynamic is not False,
-            name=context.given.graph_name,
+            dynamic=context.arguments.dynamic is not False,
+            name=context.arguments.graph_name,
             detail=log.detail,
             progress=stage.update,
         )
@@ -334,7 +343,7 @@ def _count_idle_dropouts(model: torch.nn.Module) -> int:
 
 def _clean(captured: CaptureResult, context: _CompileContext) -> None:
     with context.log.stage("Cleaning") as stage:
-        is_checked = context.given.clika_compile_options.check_passes
+        is_checked = context.arguments.clika_compile_options.check_passes
         example = captured.signature.graph_inputs(captured.calls[0]) if is_checked else None
         before = len(captured.graph)
         context.log.report_removals(clean_graph(captured.graph, context.registry, example))
@@ -343,18 +352,18 @@ def _clean(captured: CaptureResult, context: _CompileContext) -> None:
 
 def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _CompileContext) -> None:
     """Prune the graph, if requested, with the first batches of the data, or else the tracing inputs."""
-    given, signature = context.given, captured.signature
-    if given.pruning_settings is None:
+    arguments, signature = context.arguments, captured.signature
+    if arguments.pruning_settings is None:
         return
     batches: Iterable[Sequence[torch.Tensor]] = map(signature.graph_inputs, captured.calls)
-    if data is None and given.unread is not None and given.unread.is_rereadable:
-        data = given.unread.start()
+    if arguments.unread is not None and arguments.is_pruned_with_data:
+        data = arguments.unread.start()
     if data is not None:
         batches = iter_graph_inputs(captured.graph, signature, data.peek(context.callee), context.log)
-    elif given.tracing_inputs is not None:
+    elif arguments.tracing_inputs is not None:
         context.log.warning(PRUNING_ON_TRACING_INPUTS)
-    request = PruningRequest(given.pruning_settings, given.layer_pruning_settings or {})
-    is_per_rank = data is not None or given.tracing_inputs is None
+    request = PruningRequest(arguments.pruning_settings, arguments.layer_pruning_settings or {})
+    is_per_rank = data is not None or arguments.tracing_inputs is None
     few = take_batches(batches, MIN_PRUNING_SAMPLES)
     chosen = take_batches(gather_batches(context.ranks, few, is_per_rank=is_per_rank), MIN_PRUNING_SAMPLES)
     if not chosen:
@@ -364,7 +373,7 @@ def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _Co
 
 def _add_adapters(captured: CaptureResult, context: _CompileContext) -> None:
     """Attach adapters, if requested. The other parameters are frozen later, when the module is built."""
-    settings = context.given.clika_compile_options.global_lora_settings
+    settings = context.arguments.clika_compile_options.global_lora_settings
     if settings is not None:
         attach_adapters(captured.graph, settings, context.registry.operators, context.log)
         broadcast_from_rank0(context.ranks, random_matrices(captured.graph))
@@ -380,7 +389,7 @@ def _quantize(
     try:
         stages = calibrate_graph(calibration, batches, *common, model=captured.graph, total=data.count, ranks=ranks)
     except BaseException:  # including an interrupt
-        if calibration.table.batches and not context.given.clika_compile_options.ranges_file:
+        if calibration.table.batches and not context.arguments.clika_compile_options.ranges_file:
             context.log.show(RANGES_LOST.format(calibration.table.batches))
         raise
     return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)
@@ -391,7 +400,7 @@ def _wrap(captured: CaptureResult, context: _CompileContext) -> ClikaModule:
     with context.log.stage("Wrapping") as stage:
         saved = frozenset(context.callee.module.state_dict(keep_vars=True))
         own = {n for n in captured.graph.constants if n.startswith("clika.")}
-        if not context.given.discard_input_model:
+        if not context.arguments.discard_input_model:
             for value in captured.graph.constants.values():
                 assert value.data is not None
                 value.data = _copy_tensor(value.data)
@@ -406,13 +415,13 @@ def _copy_tensor(data: torch.Tensor) -> torch.Tensor:
 
 
 def _record_examples(
-    module: ClikaModule, captured: CaptureResult, calibration: Calibration | None, given: CompileRequest
+    module: ClikaModule, captured: CaptureResult, calibration: Calibration | None, arguments: CompileArguments
 ) -> None:
     """Keep the traced calls and the unread calibration data in the state of the module."""
     state = module.clika_state
     state.examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
     calibrated = len(state.examples) if calibration is None else calibration.sizes.total()
     is_traced_whole = len(state.examples) >= calibrated  # tracing takes the first calls of the data only
-    state.examples_are_data = given.tracing_inputs is None and is_traced_whole
-    state.unread = given.unread
+    state.examples_are_data = arguments.tracing_inputs is None and is_traced_whole
+    state.unread = arguments.unread
     state.example_sizes = Counter(symbol_sizes_of(state.graph, inputs) for inputs in state.examples)

@@ -18,6 +18,7 @@ from clika_ref import (
     DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_TensorRT_ONNX,
     LayerQuantizationSettings,
+    PruningSettings,
     QuantizationSettings,
     clika_compile,
 )
@@ -496,3 +497,14 @@ def test_clika_compile_unread_calibration_inputs_logged(tmp_path, unread_inputs)
         "calibration_inputs are not read: tracing_inputs are given without quantization_settings. clika_init"
         in log.read_text()
     )
+
+
+def test_clika_compile_calibration_inputs_read_by_pruning_not_logged_as_unread(tmp_path):
+    """`calibration_inputs` that pruning reads are not logged as unread."""
+    settings = PruningSettings(sparsity=0.5)
+    clika_compile(
+        Net(), tracing_inputs=images(), calibration_inputs=images(), pruning_settings=settings, logs_dir=tmp_path
+    )
+    (log,) = tmp_path.iterdir()
+    assert "Pruning" in log.read_text()
+    assert "calibration_inputs are not read" not in log.read_text()
