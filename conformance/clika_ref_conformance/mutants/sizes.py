@@ -54,13 +54,13 @@ def _(original, self, symbol, source):
 
 @FAULTS.function("size expressions", "sums and products stop after their second term", SizeEmitter, "_fold")
 def _(original, self, op_type, expr):
-    first, *rest = self._together(*expr.args)
+    first, *rest = self._promote(*expr.args)
     return self.op.node(op_type, first, rest[0])
 
 
 @_seed_expression_rule("a quotient of sizes is rounded up", FloorDiv)
 def _(original, emitter, expr):
-    a, b = emitter._together(*expr.args)
+    a, b = emitter._promote(*expr.args)
     return emitter.op.Div(emitter.op.Sub(emitter.op.Add(a, b), emitter.op.ints([1])), b)
 
 
@@ -276,19 +276,19 @@ def _(type, x, **attrs):
 
 @_seed_expression_rule("a quotient is rounded towards zero", FloorDiv)
 def _(original, emitter, expr):
-    return emitter.op.Div(*emitter._together(*expr.args))
+    return emitter.op.Div(*emitter._promote(*expr.args))
 
 
 @_seed_expression_rule("a quotient is only rounded down if the dividend may be negative", FloorDiv)
 def _(original, emitter, expr):
     if expr.args[0].is_nonnegative:
-        return emitter.op.Div(*emitter._together(*expr.args))
+        return emitter.op.Div(*emitter._promote(*expr.args))
     return original(emitter, expr)
 
 
 @_seed_expression_rule("a remainder has the sign of the dividend", Mod, PythonMod)
 def _(original, emitter, expr):
-    return emitter.op.Mod(*emitter._together(*expr.args), fmod=1)
+    return emitter.op.Mod(*emitter._promote(*expr.args), fmod=1)
 
 
 @FAULTS.function("size expressions", "every rounding is down", SizeEmitter, "_round")
