@@ -30,8 +30,9 @@ def target_named(name: str, registry: Registry) -> Target:
     if name not in registry.targets:
         known = ", ".join(sorted(registry.targets)) or "none"
         hint = target_hint(name, registry.targets)
-        msg = f"cannot use the target {name!r}: no installed plugin provides it (installed: {known}). {hint}"
-        raise TargetError(msg)
+        raise TargetError(
+            f"cannot use the target {name!r}: no installed plugin provides it (installed: {known}). {hint}"
+        )
     return registry.targets[name]
 
 
@@ -132,8 +133,7 @@ def check_supported(graph: Graph, target: Target) -> None:
         shown = "\n".join(
             f"  {where}{f', {count:,} nodes' * (count > 1)}: {reason}" for (where, reason), count in alike.items()
         )
-        msg = f"{target.name} cannot run {len(refused)} nodes of {graph.name}:\n{shown}"
-        raise TargetError(msg)
+        raise TargetError(f"{target.name} cannot run {len(refused)} nodes of {graph.name}:\n{shown}")
 
 
 def _add_float_hint(reason: str, node: Node, target: Target) -> str:

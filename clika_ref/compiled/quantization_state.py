@@ -59,12 +59,11 @@ def target_of(quantized: QuantizationState, registry: Registry) -> Target:
     """
     target = registry.targets.get(quantized.target)
     if target is None:
-        msg = (
+        raise TargetError(
             f"cannot use the module: it is quantized for the target {quantized.target!r}, which no installed "
             f"plugin provides. {target_hint(quantized.target)} Or quantize it for another one: "
             "clika_initialize_algorithms(calibration_inputs=..., deployment_settings=...)."
         )
-        raise TargetError(msg)
     return target
 
 

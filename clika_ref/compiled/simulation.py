@@ -133,11 +133,10 @@ def _require_current(built: _BuiltSimulation | None) -> _BuiltSimulation:
         ModelError: nothing was built, or a weight has changed.
     """
     if built is None or not all(_is_unchanged(*version) for version in built.versions):
-        msg = (
+        raise ModelError(
             "cannot export the quantized module with torch.export: its weights changed since they were "
             "quantized, and torch.export hides the new ones. Call .eval() again before the export."
         )
-        raise ModelError(msg)
     return built
 
 

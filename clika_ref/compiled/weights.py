@@ -34,8 +34,7 @@ class WeightScope(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raise an error: the graph of the ClikaModule computes, not its submodules."""
-        msg = "a submodule of a ClikaModule only holds weights. Call the ClikaModule itself."
-        raise NotImplementedError(msg)
+        raise NotImplementedError("a submodule of a ClikaModule only holds weights. Call the ClikaModule itself.")
 
 
 class Weights:

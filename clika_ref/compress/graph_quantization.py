@@ -56,11 +56,10 @@ def use_ranges_file(
         apply_table_smoothing(calibration, registry)
         unknown = _unknown_values(calibration)
         if unknown:
-            msg = (
+            raise ModelError(
                 f"cannot use the ranges of {path}: they are for another target, and the model has no activation "
                 f"{unknown[0]!r} for this one. {RECALIBRATE_HINT}"
             )
-            raise ModelError(msg)
     try:
         yield
     finally:
@@ -72,15 +71,15 @@ def use_ranges_file(
 def _load_ranges(path: Path, calibration: Calibration) -> RangeTable:
     found = RangeTable.load(path)
     if found.model != calibration.model:
-        msg = f"cannot use the ranges of {path}: they are of another model, or of other weights. {RECALIBRATE_HINT}"
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot use the ranges of {path}: they are of another model, or of other weights. {RECALIBRATE_HINT}"
+        )
     smoothing_purpose = calibration.table.smoothing_purpose
     if found.smoothing_purpose != smoothing_purpose:
-        msg = (
+        raise ModelError(
             f"cannot use the ranges of {path}: its SmoothQuant factors are for {found.smoothing_purpose}, not for "
             f"{smoothing_purpose}. {RECALIBRATE_HINT}"
         )
-        raise ModelError(msg)
     return found
 
 
@@ -258,8 +257,7 @@ def _make_pipeline(
             calibration, request.scheme, layer_settings, request.settings, registry.operators, request.options
         )
     except ModelError as error:
-        msg = f"for {request.target.name}, {error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"for {request.target.name}, {error}") from error
 
 
 def _check_first_batch(

@@ -79,11 +79,10 @@ def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
         return
     used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
     values = ", ".join(f"{s.name} = {sizes[s.name]} ({s.source})" for s in used)
-    msg = (
+    raise ModelError(
         f"the graph does not support this input: {values} violates {guard}. If the model supports it, compile a second "
         "module with tracing inputs of that size."
     )
-    raise ModelError(msg)
 
 
 def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:

@@ -64,12 +64,11 @@ def compare_artifact(
             except ClikaError as error:  # the runtime fails on the observed graph; that must not hide the mismatch
                 culprit = f"The first node that differs is unknown: {error}"
             shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
-            msg = (
+            raise DisagreementError(
                 f"cannot verify the artifact: {target.describe_runtime()} returns other results than the module "
                 f"for input {number}: {shown}. {culprit}. The file was not moved into place. Compile with "
                 "compare_after_export=False to inspect it."
             )
-            raise DisagreementError(msg)
     if not compared:
         return "not compared: the outputs for these inputs are empty"
     counted = f"{len(examples)} input{'s' * (len(examples) > 1)}"

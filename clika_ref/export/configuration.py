@@ -42,17 +42,15 @@ class ExportConfiguration:
         indices = range(len(outputs)) if self.keep_outputs_at_idx is None else self.keep_outputs_at_idx
         for index in indices:
             if not -len(outputs) <= index < len(outputs):
-                msg = (
+                raise ModelError(
                     f"keep_outputs_at_idx contains {index}, but the module returns {len(outputs)} tensors. Give "
                     f"indices below {len(outputs)}."
                 )
-                raise ModelError(msg)
         if len({index % len(outputs) for index in indices}) < len(indices):
-            msg = (
+            raise ModelError(
                 f"keep_outputs_at_idx={[*indices]} selects an output twice: the module returns {len(outputs)} "
                 "tensors. Give each output once."
             )
-            raise ModelError(msg)
         return [outputs[index] for index in indices]
 
 
@@ -88,8 +86,7 @@ def export_configuration(
     """
     _check_switches({"export_int4": export_int4, "export_fp16": export_fp16, "export_bf16": export_bf16})
     if export_fp16 and export_bf16:
-        msg = "export_fp16 and export_bf16 are both True. Choose one."
-        raise ModelError(msg)
+        raise ModelError("export_fp16 and export_bf16 are both True. Choose one.")
     indices = None if keep_outputs_at_idx is None else _check_indices(keep_outputs_at_idx)
     configuration = ExportConfiguration(export_int4, export_fp16, export_bf16, indices)
     token = _current.set(configuration)
@@ -102,13 +99,11 @@ def export_configuration(
 def _check_switches(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if not isinstance(value, bool) and (name != "export_int4" or value is not None):
-            msg = f"{name} is {value!r}, a {type(value).__name__}. Give True or False."
-            raise ModelError(msg)
+            raise ModelError(f"{name} is {value!r}, a {type(value).__name__}. Give True or False.")
 
 
 def _check_indices(given: Any) -> tuple[int, ...]:
     is_list = isinstance(given, list | tuple) and given and all(type(index) is int for index in given)
     if not is_list or len(set(given)) != len(given):
-        msg = f"keep_outputs_at_idx is {given!r}. Give distinct indices of outputs, such as [0, 1]."
-        raise ModelError(msg)
+        raise ModelError(f"keep_outputs_at_idx is {given!r}. Give distinct indices of outputs, such as [0, 1].")
     return tuple(given)

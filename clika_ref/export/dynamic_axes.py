@@ -74,18 +74,16 @@ def filter_examples(graph: Graph, examples: Sequence[Sequence[torch.Tensor]]) ->
 def _labels(graph: Graph, dynamic_axes: Any, input_names: Sequence[str], output_names: Sequence[str]) -> dict[str, str]:
     """Return the symbols that stay dynamic, with the user's names for them, or "" without a name."""
     if not isinstance(dynamic_axes, Mapping):
-        msg = f"dynamic_axes is {dynamic_axes!r}. Give {{input: [axis, ...]}} or {{input: {{axis: name}}}}."
-        raise ModelError(msg)
+        raise ModelError(f"dynamic_axes is {dynamic_axes!r}. Give {{input: [axis, ...]}} or {{input: {{axis: name}}}}.")
     given = dict(zip(input_names, graph.inputs, strict=True)) if input_names else {}
     known = {**{v.name: v for v in graph.inputs}, **given}
     labels: dict[str, str] = {}
     for name, axes in dynamic_axes.items():
         if name not in known and name not in output_names:
-            msg = (
+            raise ModelError(
                 f"dynamic_axes contains {name!r}, but the inputs are {list(known)}, the outputs "
                 f"{list(output_names)}. Use one of these names."
             )
-            raise ModelError(msg)
         labelled = _parse_axes(name, axes)
         if name in known:
             for key, label in _label_symbols(known[name], labelled).items():
@@ -100,11 +98,10 @@ def _parse_axes(name: str, axes: Any) -> dict[int, str]:
     elif isinstance(axes, Collection) and not isinstance(axes, str):
         pairs = [(axis, "") for axis in axes]
     if pairs is None or not all(type(axis) is int and isinstance(label, str) for axis, label in pairs):
-        msg = (
+        raise ModelError(
             f"dynamic_axes[{name!r}] is {axes!r}. Give [axis, ...] or {{axis: name, ...}}, such as [0] or "
             f"{{0: 'batch'}}."
         )
-        raise ModelError(msg)
     return dict(pairs)
 
 
@@ -113,18 +110,16 @@ def _label_symbols(value: Value, axes: Mapping[int, str]) -> dict[str, str]:
     for axis, label in axes.items():
         rank = value.type.rank
         if not -rank <= axis < rank:
-            msg = (
+            raise ModelError(
                 f"dynamic_axes contains axis {axis} of {value.name!r}, which has {rank} dims. Give an axis below "
                 f"{rank}."
             )
-            raise ModelError(msg)
         dim = value.type.shape[axis]
         if isinstance(dim, int):
-            msg = (
+            raise ModelError(
                 f"dynamic_axes contains axis {axis} of {value.name!r}, but the graph was traced for {value.type}. "
                 "Compile with tracing inputs that differ in this dim."
             )
-            raise ModelError(msg)
         # The name of a computed dim, such as 2*n, is not the name of n.
         found.update({str(s): label if s is dim else "" for s in dim.free_symbols})
     return found
@@ -147,11 +142,10 @@ def _choose_sizes(
     different = different or {label: keys for label, keys in alike.items() if len(keys) > 1}
     label, keys = next(iter(different.items()))
     shown = ", ".join(f"{graph.symbols[k].source} is {choices[0][k]}" for k in keys)
-    msg = (
+    raise ModelError(
         f"dynamic_axes gives several dims the name {label!r}, but they differ in every example ({shown}). Give "
         "each its own name, or example_inputs in which they are equal."
     )
-    raise ModelError(msg)
 
 
 def _unique_names(free: Sequence[str], labels: Mapping[str, str], symbols: Collection[str]) -> dict[str, str]:

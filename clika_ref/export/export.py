@@ -180,6 +180,5 @@ def artifact_path(file: Any, deployment: BaseDeploymentSettings, registry: Regis
     path = require_path(file, "model.onnx", name="file")
     fault = suffix_error(resolve_links(path), deployment.target, registry.targets, "deployment_settings of")
     if fault is not None:
-        msg = f"cannot write {str(path)!r}: {fault}"
-        raise ModelError(msg)
+        raise ModelError(f"cannot write {str(path)!r}: {fault}")
     return path

@@ -208,12 +208,11 @@ def check_overflow(
     for reference, result in zip(expected(inputs), found, strict=True):
         if bool(reference.isfinite().all()) and not bool(result.isfinite().all()):
             first = (overflowing or others)[0]
-            msg = (
+            raise TargetError(
                 f"cannot export {graph.name} in FP16: it is finite in float32, but {first.op.name} "
                 f"({first.name}) in {first.origin} returns inf or NaN in FP16. Use export_bf16=True: "
                 "bfloat16 has the range of float32, float16 only up to 65,504."
             )
-            raise TargetError(msg)
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -72,8 +72,9 @@ def draw_module(module: CompiledModule, path: str | PathLike[str], explanation: 
         TargetError: no plugin provides the target that the module is quantized for.
     """
     if not isinstance(explanation, Explanation | None):
-        msg = f"explanation is {explanation!r}, a {type(explanation).__name__}. Pass the result of clika_explain()."
-        raise ModelError(msg)
+        raise ModelError(
+            f"explanation is {explanation!r}, a {type(explanation).__name__}. Pass the result of clika_explain()."
+        )
     registry = module.clika_state.registry
     visualizer = require_visualizer(registry, "clika_visualize")
     file = visualizer.picture_path(path)
@@ -187,9 +188,8 @@ def _check_deployments(deployments: Any) -> Sequence[BaseDeploymentSettings]:
         ModelError: they are no list of deployment settings.
     """
     if not isinstance(deployments, Sequence) or not all(isinstance(d, BaseDeploymentSettings) for d in deployments):
-        msg = (
+        raise ModelError(
             f"deployments is {deployments!r}. Give a list of deployment settings, such as "
             "[DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX()]."
         )
-        raise ModelError(msg)
     return deployments

@@ -67,14 +67,15 @@ def resolve_names(argument: str, names: Any, defaults: Sequence[str], taken: Seq
         return tuple(defaults)
     fit = isinstance(names, list | tuple) and all(isinstance(n, str) and n for n in names)
     if not fit or len(names) != len(defaults) or len(set(names)) != len(defaults):
-        msg = f"{argument} is {names!r}. Give {len(defaults)} distinct names; the defaults are {list(defaults)}."
-        raise ModelError(msg)
+        raise ModelError(
+            f"{argument} is {names!r}. Give {len(defaults)} distinct names; the defaults are {list(defaults)}."
+        )
     inner = [n for n in names if n.startswith("/")]
     if inner:
-        msg = f"{argument} contains {inner}, which start with '/', as internal tensors do. Choose other names."
-        raise ModelError(msg)
+        raise ModelError(
+            f"{argument} contains {inner}, which start with '/', as internal tensors do. Choose other names."
+        )
     both = set(names) & set(taken)
     if both:
-        msg = f"{argument} contains {sorted(both)}, which are names of inputs. Choose other names."
-        raise ModelError(msg)
+        raise ModelError(f"{argument} contains {sorted(both)}, which are names of inputs. Choose other names.")
     return tuple(names)

@@ -130,25 +130,22 @@ def measure_agreement(
             output.add(*pair)
         agreement.inputs += 1
     if not agreement.inputs:
-        msg = "cannot compare the models: there are no inputs. Pass at least one call."
-        raise ModelError(msg)
+        raise ModelError("cannot compare the models: there are no inputs. Pass at least one call.")
     return agreement
 
 
 def _pair_outputs(reference: Sequence[Tensor], found: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     if len(reference) != len(found):
-        msg = (
+        raise ModelError(
             f"cannot compare the models: the first returns {len(reference)} tensors, the second {len(found)}. "
             "Compare models with the same outputs."
         )
-        raise ModelError(msg)
     for number, (w, f) in enumerate(zip(reference, found, strict=True)):
         if w.shape != f.shape:
-            msg = (
+            raise ModelError(
                 f"cannot compare the models: output {number} has the shape {list(w.shape)} in the first, and "
                 f"{list(f.shape)} in the second. Compare models with the same outputs."
             )
-            raise ModelError(msg)
     return list(zip(reference, found, strict=True))
 
 

@@ -81,8 +81,7 @@ def bind_exportable_graph(module: CompiledModule) -> Graph:
     """
     graph = bind_graph(module)
     if not graph.outputs:
-        msg = f"cannot export {graph.name}: it returns no tensor. Return at least one from the model."
-        raise ModelError(msg)
+        raise ModelError(f"cannot export {graph.name}: it returns no tensor. Return at least one from the model.")
     cast = [(v, v.data.dtype) for v in graph.constants.values() if v.data is not None and v.data.dtype != v.type.dtype]
     if cast:
         value, dtype = cast[0]

@@ -84,12 +84,11 @@ def compare_quantized(
     ]
     problem = next(filter(None, problems), "")
     if problem:
-        msg = (
+        raise DisagreementError(
             f"cannot verify the artifact: {target.describe_runtime()} reaches {problem}, over {samples} samples. "
             f"{describe_first_broken_layer(target, graph, examples[0])}. The file was not moved into place. "
             "Compile with compare_after_export=False to inspect it."
         )
-        raise DisagreementError(msg)
     report = (
         f"{total.artifact_db:.1f} dB over {samples} samples in {target.describe_runtime()}, simulated "
         f"{total.graph_db:.1f} dB"

@@ -44,11 +44,10 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
             nothing is loaded.
     """
     if not isinstance(state, Mapping):
-        msg = (
+        raise ModelError(
             f"state_dict is a {type(state).__name__}. Give matrices by name, as safetensors.torch.load_file "
             "returns them."
         )
-        raise ModelError(msg)
     own, found = _matrices(graph), dict[str, Tensor]()
     problems: list[str] = []
     for key, tensor in state.items():
@@ -61,11 +60,10 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
     problems += [f"{PEFT_PREFIX}{name} is missing" for name in own if name not in found]
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems)
-        msg = (
+        raise ModelError(
             f"the adapters do not match those of {graph.name}:\n{shown}\nFirst attach adapters of the same rank to "
             "the same layers: LoraSettings(rank=..., target_layers=[...])."
         )
-        raise ModelError(msg)
     for name, tensor in found.items():
         data_of(own[name]).copy_(tensor)
 

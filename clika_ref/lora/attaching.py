@@ -51,11 +51,10 @@ def attach_adapters(
     with log.stage("Adapting") as stage:
         before = adapters_of(graph)
         if before:
-            msg = (
+            raise ModelError(
                 f"{graph.name} already has adapters of {len(before)} weights, the first of {before[0].weight.name!r}. "
                 "Merge them with clika_merge_lora() before you attach others."
             )
-            raise ModelError(msg)
         chosen = select_layers(graph, settings)
         if settings.merging == "on":
             _reject_masks(chosen)
@@ -83,11 +82,10 @@ def random_matrices(graph: Graph) -> dict[str, Tensor]:
 def _reject_masks(chosen: Mapping[Value, Sequence[Node]]) -> None:
     masked = [weight for weight, nodes in chosen.items() if any(weight_of(node) is not weight for node in nodes)]
     if masked:
-        msg = (
+        raise ModelError(
             f"merging='on' would overwrite the masked elements of {', '.join(repr(w.name) for w in masked)}. Use "
             f"merging='auto', or name other layers in {TARGET_LAYERS_ARGUMENT}."
         )
-        raise ModelError(msg)
 
 
 def _add_matrices(graph: Graph, weight: Value, layer: Node, rank: int) -> tuple[Value, Value]:

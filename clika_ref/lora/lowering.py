@@ -102,11 +102,10 @@ def reattach_adapters(graph: Graph, aside: Sequence[DetachedAdapter], operators:
     lost = [adapter for adapter in aside if adapter.weight not in found]
     if lost:
         shown = ", ".join(f"{adapter.weight!r} in {adapter.origin}" for adapter in lost)
-        msg = (
+        raise ModelError(
             f"cannot lower the adapters of {shown}: a pass replaced their layers. Attach them with "
             "LoraSettings(merging='on')."
         )
-        raise ModelError(msg)
     return [node for nodes in found.values() for node in nodes]
 
 
@@ -141,11 +140,10 @@ def _apply_steps(graph: Graph, adapter: DetachedAdapter, steps: Sequence[Deferre
             up = _apply_deferred(up, deferred)
         elif deferred.function is not transpose_weight and not _is_mask(deferred.sources):
             name = getattr(deferred.function, "__name__", repr(deferred.function))
-            msg = (
+            raise ModelError(
                 f"cannot keep the adapter of {adapter.weight!r} in {adapter.origin} unmerged: a pass changed the "
                 f"weight by more than a scale of its channels ({name}). Attach it with LoraSettings(merging='on')."
             )
-            raise ModelError(msg)
     return _register_matrix(graph, down), _register_matrix(graph, up)
 
 

@@ -27,8 +27,7 @@ def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
     ]
     if problems:
         shown = "\n".join(problems)
-        msg = f"cannot merge {len(problems)} adapters of {graph.name}:\n{shown}"
-        raise ModelError(msg)
+        raise ModelError(f"cannot merge {len(problems)} adapters of {graph.name}:\n{shown}")
     for adapter in found:
         weight, down, up = map(data_of, (adapter.weight, adapter.down, adapter.up))
         weight.copy_(merge_weight(weight, down, up, **merge_arguments(adapter, adapter.layers[0])))

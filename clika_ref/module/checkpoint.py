@@ -73,12 +73,12 @@ def load(module: CompiledModule, path: str | PathLike[str]) -> None:
     try:
         blob = file.read_bytes()
     except IsADirectoryError as error:
-        msg = f"cannot load {str(file)!r}: it is a folder. Pass the path of a file in it"
-        raise ModelError(msg) from error
+        raise ModelError(f"cannot load {str(file)!r}: it is a folder. Pass the path of a file in it") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        msg = f"cannot load {str(file)!r}: {reason}. Pass the path of a file that clika_save wrote"
-        raise ModelError(msg) from error
+        raise ModelError(
+            f"cannot load {str(file)!r}: {reason}. Pass the path of a file that clika_save wrote"
+        ) from error
     _unpack(module, blob, repr(str(file)))
 
 
@@ -89,8 +89,9 @@ def deserialize(module: CompiledModule, serialized: bytes) -> None:
         ModelError: as `load`.
     """
     if not isinstance(serialized, bytes | bytearray | memoryview):
-        msg = f"cannot load a module: serialized is a {type(serialized).__name__}. Pass the bytes of clika_serialize"
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot load a module: serialized is a {type(serialized).__name__}. Pass the bytes of clika_serialize"
+        )
     _unpack(module, bytes(serialized), f"{len(serialized):,} bytes")
 
 
@@ -132,11 +133,10 @@ def _reject_foreign_tensors(module: CompiledModule, graph: Graph) -> None:
     known = graph.constants.keys() | graph.aliases.keys() | log_scales_of(module).keys()
     foreign = sorted(tensors_by_name(module).keys() - known)
     if foreign:
-        msg = (
+        raise ModelError(
             f"cannot save the module: {foreign[0]!r} is not part of its graph. Remove it from the module, and save it "
             "separately"
         )
-        raise ModelError(msg)
 
 
 def _settings_document(module: CompiledModule, graph: Graph) -> dict[str, Any]:
@@ -177,11 +177,9 @@ def _unpack(module: CompiledModule, blob: bytes, shown: str) -> None:
         try:
             _restore(module, *unpack_file(blob))
         except ModelError as error:
-            msg = f"cannot load {shown}: {error}"
-            raise ModelError(msg) from error
+            raise ModelError(f"cannot load {shown}: {error}") from error
         except CORRUPTION_ERRORS as error:
-            msg = f"cannot load {shown}: it is no saved module: {type(error).__name__}: {error}"
-            raise ModelError(msg) from error
+            raise ModelError(f"cannot load {shown}: it is no saved module: {type(error).__name__}: {error}") from error
 
 
 def _restore(module: CompiledModule, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -260,5 +258,4 @@ def _require_plugins(needed: Mapping[str, str], registry: Registry) -> None:
     there = {plugin.distribution for plugin in registry.plugins}
     lacking = [f"{name} {version}" for name, version in needed.items() if name not in there]
     if lacking:
-        msg = f"it needs operators of {', '.join(lacking)}, which are not installed. Install them."
-        raise ModelError(msg)
+        raise ModelError(f"it needs operators of {', '.join(lacking)}, which are not installed. Install them.")

@@ -75,8 +75,9 @@ def prepare_to_load(module: CompiledModule, state_dict: dict[str, Any], prefix: 
 def _load_state(module: CompiledModule, saved: torch.Tensor) -> None:
     document, tensors = read_extra_state(saved)
     if not is_same_graph(document[ModuleKey.GRAPH], graph_to_json(module.clika_state.graph)):
-        msg = "cannot load the state dict: it holds another graph than this module. Load it into an empty ClikaModule()"
-        raise ModelError(msg)
+        raise ModelError(
+            "cannot load the state dict: it holds another graph than this module. Load it into an empty ClikaModule()"
+        )
     _restore_quantization(module, document, tensors)
 
 
@@ -103,13 +104,15 @@ def _rebuild(module: CompiledModule, state_dict: Mapping[str, Any]) -> None:
     lacking = [name for name in constants if name not in found]
     if lacking:
         names = ", ".join(map(repr, lacking))
-        msg = f"cannot load the state dict: it lacks {names}, which its graph needs. Load a complete state dict"
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot load the state dict: it lacks {names}, which its graph needs. Load a complete state dict"
+        )
     others = [f"{n!r} (a {type(t).__name__})" for n, t in found.items() if not isinstance(t, torch.Tensor)]
     if others:
         names = ", ".join(others)
-        msg = f"cannot load the state dict: it holds {names} where its graph needs tensors. Pass it as it was saved"
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot load the state dict: it holds {names} where its graph needs tensors. Pass it as it was saved"
+        )
     build_module(module, document, {name: tensor.clone() for name, tensor in found.items()}, extra)
 
 

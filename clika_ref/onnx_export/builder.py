@@ -72,8 +72,9 @@ class OnnxBuilder:
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
-            msg = f"`op` has no method {op_type!r}. Call an ONNX operator, whose name starts with a capital letter."
-            raise AttributeError(msg)
+            raise AttributeError(
+                f"`op` has no method {op_type!r}. Call an ONNX operator, whose name starts with a capital letter."
+            )
 
         def add(*operands: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
             return self.node(op_type, *operands, outputs=outputs, **attributes)
@@ -91,8 +92,7 @@ class OnnxBuilder:
         for operand in operands:
             if not isinstance(operand, ir.Value | None):
                 kind = type(operand).__name__
-                msg = f"op.{op_type}: operand {operand!r} is a {kind}. Use op.like(x, number) for numbers."
-                raise PluginError(msg)
+                raise PluginError(f"op.{op_type}: operand {operand!r} is a {kind}. Use op.like(x, number) for numbers.")
         while operands and operands[-1] is None:  # an absent bias of LayerNormalization crashes ORT
             operands = operands[:-1]
         _reject_symbolic_attributes(op_type, attrs)
@@ -175,8 +175,7 @@ class OnnxBuilder:
         """
         known = self._types[value]
         if not isinstance(known, TensorType):
-            msg = f"the shape of the intermediate {value.name!r} is unknown. Derive it from the operands."
-            raise PluginError(msg)
+            raise PluginError(f"the shape of the intermediate {value.name!r} is unknown. Derive it from the operands.")
         return known.shape
 
     def rank(self, value: ir.Value) -> int:
@@ -288,11 +287,10 @@ def _pack(tensor: ir.TensorProtocol, name: str) -> ir.PackedTensor[Any]:
 def _reject_symbolic_attributes(op_type: str, attrs: Mapping[str, Any]) -> None:
     for name, value in attrs.items():
         if is_symbolic(tuple(value) if isinstance(value, list) else value):
-            msg = (
+            raise TargetError(
                 f"ONNX's {op_type} needs a constant for {name}, but {value} is known only at run time. Make that dim "
                 "static."
             )
-            raise TargetError(msg)
 
 
 def _to_onnx_attribute(value: Any) -> Any:

@@ -36,8 +36,7 @@ def to_onnx(dtype: torch.dtype) -> ir.DataType:
         ModelError: ONNX has none.
     """
     if dtype not in TO_ONNX:
-        msg = f"ONNX has no element type for {dtype}. Cast to one of {', '.join(str(d) for d in TO_ONNX)}."
-        raise ModelError(msg)
+        raise ModelError(f"ONNX has no element type for {dtype}. Cast to one of {', '.join(str(d) for d in TO_ONNX)}.")
     return TO_ONNX[dtype]
 
 

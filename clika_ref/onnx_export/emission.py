@@ -86,8 +86,9 @@ def check_lowerable(graph: Graph) -> None:
     missing = [node for node in graph.nodes if node.op.lowering is None]
     if missing:
         shown = "\n".join(f"  {node.op.name} in {node.origin}" for node in missing)
-        msg = f"cannot export {len(missing)} nodes to ONNX:\n{shown}\nDeclare their lowering with @<operator>.onnx."
-        raise TargetError(msg)
+        raise TargetError(
+            f"cannot export {len(missing)} nodes to ONNX:\n{shown}\nDeclare their lowering with @<operator>.onnx."
+        )
 
 
 class _Emission:
@@ -175,15 +176,13 @@ class _Emission:
             error.add_note(f"while lowering {node!r}")
             raise
         except Exception as error:
-            msg = f"the ONNX lowering of {node.op.name} failed on {node!r}: {error!r}"
-            raise PluginError(msg) from error
+            raise PluginError(f"the ONNX lowering of {node.op.name} failed on {node!r}: {error!r}") from error
         results = result if isinstance(result, tuple) else (result,)
         odd = [result for result in results if not isinstance(result, ir.Value)]
         if odd or len(results) != len(node.outputs):
             expected = f"{len(node.outputs)} results of `op` for {node!r}"
             found = f"{odd[0]!r}" if odd else f"{len(results)} values"
-            msg = f"the ONNX lowering of {node.op.name} returned {found}. It must return {expected}."
-            raise PluginError(msg)
+            raise PluginError(f"the ONNX lowering of {node.op.name} returned {found}. It must return {expected}.")
         return results
 
     def _outputs(self) -> list[ir.Value]:

@@ -24,11 +24,10 @@ def pack_int4(x: torch.Tensor) -> torch.Tensor:
     misfits = (flat < low) | (flat > high)
     if misfits.any():
         at = int(misfits.nonzero()[0])
-        msg = (
+        raise ModelError(
             f"element {at} is {int(flat[at])}, outside the range [{low}, {high}] of 4-bit {x.dtype}. Quantize to this "
             "range."
         )
-        raise ModelError(msg)
     halves = flat.view(torch.uint8) & 0xF
     if len(halves) % 2:
         halves = torch.cat([halves, halves.new_zeros(1)])
@@ -45,8 +44,9 @@ def unpack_int4(packed: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
     count = torch.Size(shape).numel()
     if packed.dtype != torch.uint8 or packed.numel() != -(-count // 2):
         given = f"{packed.dtype}[{packed.numel()}]"
-        msg = f"{count} 4-bit integers of shape {list(shape)} are stored as torch.uint8[{-(-count // 2)}], not {given}"
-        raise ModelError(msg)
+        raise ModelError(
+            f"{count} 4-bit integers of shape {list(shape)} are stored as torch.uint8[{-(-count // 2)}], not {given}"
+        )
     halves = torch.stack([packed & 0xF, packed >> INT4_BITS], dim=-1).reshape(-1)[:count].to(dtype)
     if low < 0:  # the highest of the four bits is the sign
         halves = torch.where(halves >= -low, halves + 2 * low, halves)
@@ -58,5 +58,4 @@ def _int4_range(dtype: torch.dtype) -> tuple[int, int]:
         return -8, 7
     if dtype == torch.uint8:
         return 0, 15
-    msg = f"4-bit integers are stored as torch.int8 or torch.uint8, not {dtype}"
-    raise ModelError(msg)
+    raise ModelError(f"4-bit integers are stored as torch.int8 or torch.uint8, not {dtype}")

@@ -77,8 +77,7 @@ class SizeEmitter:
         for kind, emit in EXPR_RULES.items():
             if isinstance(expr, kind):
                 return emit(self, expr)
-        msg = f"cannot export the size expression {expr}: {type(expr).__name__} has no ONNX equivalent"
-        raise ModelError(msg)
+        raise ModelError(f"cannot export the size expression {expr}: {type(expr).__name__} has no ONNX equivalent")
 
     def _emit_atom(self, expr: sympy.Basic) -> ir.Value:
         if expr in self._sources:
@@ -87,8 +86,7 @@ class SizeEmitter:
                 return self.op.Reshape(self.op.cast(source, torch.int64), self.op.ints([1]))
             return self.op.Shape(source, start=dim, end=dim + 1)
         if isinstance(expr, sympy.Symbol):
-            msg = f"cannot export the symbol {expr}: it is used before its source is computed"
-            raise ModelError(msg)
+            raise ModelError(f"cannot export the symbol {expr}: it is used before its source is computed")
         value = atom_to_number(expr)
         if isinstance(value, bool):
             return self.op.constant([value], torch.bool)

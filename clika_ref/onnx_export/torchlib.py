@@ -103,6 +103,7 @@ def _make_placeholder(op: OnnxBuilder, opset: values.Opset, value: ir.Value, ind
 
 def _to_onnx_argument(value: Any) -> Any:
     if is_symbolic(value):
-        msg = f"torchlib's lowerings do not support size expressions ({value}). Declare the operator in a plugin."
-        raise TargetError(msg)
+        raise TargetError(
+            f"torchlib's lowerings do not support size expressions ({value}). Declare the operator in a plugin."
+        )
     return int(to_onnx(value)) if isinstance(value, torch.dtype) else value

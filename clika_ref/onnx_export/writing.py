@@ -142,5 +142,6 @@ def _check(proto: onnx.ModelProto, weights: dict[str, ir.Value], path: Path) -> 
     try:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as error:
-        msg = f"the ONNX checker rejects the model for {path.name}: {str(error).strip().splitlines()[0]}"
-        raise TargetError(msg) from error
+        raise TargetError(
+            f"the ONNX checker rejects the model for {path.name}: {str(error).strip().splitlines()[0]}"
+        ) from error

@@ -53,11 +53,10 @@ def resolve_settings(
     for key in sorted(layers, key=lambda key: specificity(graph, key)):
         layer, nodes = layers[key], find_nodes(graph, key, LAYER_SETTINGS_ARGUMENT)
         if not layer.skip_pruning and all(node.op.trait.weight is None for node in nodes):
-            msg = (
+            raise ModelError(
                 f"{LAYER_SETTINGS_ARGUMENT}: {key!r} is not a layer with weights to prune. Name a convolution or a "
                 "linear layer."
             )
-            raise ModelError(msg)
         weights = {dims.weight for node in nodes if (dims := find_channel_dims(node)) is not None}
         for node in nodes:
             found[node] = _apply_override(found[node], key, layer, is_one=len(weights) == 1)
@@ -93,8 +92,7 @@ def _require_limit(node: Node, choice: PruningChoice) -> None:
         and choice.sparsity is None
         and choice.threshold is None
     ):
-        msg = (
+        raise ModelError(
             f"{LAYER_SETTINGS_ARGUMENT}: {node.name!r} has mask_type={choice.mask_type!r} but no limit. Set sparsity "
             "or pruning_sensitivity_threshold."
         )
-        raise ModelError(msg)

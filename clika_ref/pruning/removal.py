@@ -96,5 +96,4 @@ def _check_types(node: Node) -> None:
     """Compare the types that a node returns with the expected ones."""
     types = infer_types(node.op, node.inputs, node.attrs)
     if types != tuple(v.type for v in node.outputs):
-        msg = f"{node!r} in {node.origin}: returns {', '.join(map(str, types))} after channels were removed"
-        raise PassError(msg)
+        raise PassError(f"{node!r} in {node.origin}: returns {', '.join(map(str, types))} after channels were removed")

@@ -29,8 +29,9 @@ def resolve_group(group: UnitGroup, chosen: Mapping[Node, PruningChoice]) -> Pru
             kept = choice.skipped or f"mask_type={choice.mask_type!r}"
             reason = f"is pruned together with that of {_describe_node(node)}, which has {kept}"
             if named:
-                msg = f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: its output {reason}. Use the same settings for both."
-                raise ModelError(msg)
+                raise ModelError(
+                    f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: its output {reason}. Use the same settings for both."
+                )
             return replace(choice, skipped=choice.skipped or reason)
     return PruningChoice(
         STRUCTURED, _minimum(c.threshold for c in choices), _minimum(c.sparsity for c in choices), user_key=named
@@ -50,11 +51,10 @@ def resolve_mask(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, Pruni
     reason, named = _mask_problem(layers, chosen), next((c.user_key for c in choices if c.user_key), "")
     if reason and named:
         node = next(iter(layers))
-        msg = (
+        raise ModelError(
             f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: {reason}. Choose another mask for {node!r} in {node.origin}, or "
             "skip_pruning."
         )
-        raise ModelError(msg)
     threshold, sparsity = _minimum(c.threshold for c in choices), _minimum(c.sparsity for c in choices)
     return PruningChoice(choices[0].mask_type, threshold, sparsity, skipped=reason, user_key=named)
 

@@ -93,8 +93,9 @@ def prune_graph(
         chosen = resolve_settings(graph, request.settings, request.layers)
         layers = [node for node in graph.nodes if find_channel_dims(node) is not None]
         if not layers:
-            msg = f"cannot prune {graph.name}: it has no layer with weights, such as a convolution or a linear layer."
-            raise ModelError(msg)
+            raise ModelError(
+                f"cannot prune {graph.name}: it has no layer with weights, such as a convolution or a linear layer."
+            )
         batches = PruningBatches.of(graph, inputs)
         if batches.samples < MIN_PRUNING_SAMPLES:
             log.warning(FEW_SAMPLES_WARNING.format(batches.samples, MIN_PRUNING_SAMPLES))
@@ -115,11 +116,10 @@ def _remove_channels(work: _PruningState) -> dict[Node, MaskResult]:
     if all(one.decision for one in results.values()):
         return results
     if has_masks(work.graph):
-        msg = (
+        raise ModelError(
             "cannot remove channels: the weights are masked, and their patterns would break. First remove channels "
             "with mask_type='structured', then mask the remaining weights."
         )
-        raise ModelError(msg)
     sizes = minimize_batch(work.graph, work.sizes)
     found = build_dependency_graph(work.graph, sizes)
     every = find_groups(found)
@@ -203,11 +203,10 @@ def _report_fixed(
             continue
         reason = find_fixed_reason(found, node) if node in found.layers else "its weight is computed from inputs"
         if chosen[node].user_key:
-            msg = (
+            raise ModelError(
                 f"{LAYER_SETTINGS_ARGUMENT}: {chosen[node].user_key!r}: no output channel of {node!r} in "
                 f"{node.origin} can be removed: {reason}"
             )
-            raise ModelError(msg)
         results[node] = MaskResult(None, None, reason)
 
 

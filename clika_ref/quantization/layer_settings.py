@@ -91,13 +91,11 @@ def find_nodes(graph: Graph, key: str, argument: str, model: Graph | None = None
         before = (v.producer for node in folded for v in node.inputs if isinstance(v, Value) and v.producer is not None)
         into = [name for node in before for name in _node_names(node) if name in known]
         named = f", such as {into[0]!r}" if into else ""
-        msg = f"{argument}: {key!r} is folded into other layers. Name one of these instead{named}."
-        raise ModelError(msg)
-    msg = (
+        raise ModelError(f"{argument}: {key!r} is folded into other layers. Name one of these instead{named}.")
+    raise ModelError(
         f"{argument}: {key!r} is not a layer of {graph.name}: no node or module has this name. "
         f"{suggest_names(key, known)}{REMOVED_MODULES_HINT}"
     )
-    raise ModelError(msg)
 
 
 def suggest_names(key: str, known: Collection[str]) -> str:
@@ -115,11 +113,10 @@ def _reject_unused_widths(key: str, layer: LayerQuantizationSettings, nodes: Ite
     """Reject bit widths if no matching node has weights."""
     given = [name for name in ("weights_num_bits", "activations_num_bits") if getattr(layer, name) is not None]
     if given and all(node.op.trait.weight is None for node in nodes):
-        msg = (
+        raise ModelError(
             f"{LAYER_SETTINGS_ARGUMENT}: {key!r} has no quantized multiplication, so {' and '.join(given)} cannot "
             "apply. Name a convolution or a linear layer, or omit the setting."
         )
-        raise ModelError(msg)
 
 
 def _node_names(node: Node) -> tuple[str, ...]:
@@ -162,8 +159,9 @@ def _nodes_between(graph: Graph, key: str, nodes: Sequence[Node], until: Mapping
     for name, last_layers in until.items():
         between = downstream & _upstream(graph, last_layers) - {*last_layers}
         if not between:
-            msg = f"{SKIP_UNTIL_SETTING} of {key!r}: {name!r} does not depend on {key!r}. Name a later layer."
-            raise ModelError(msg)
+            raise ModelError(
+                f"{SKIP_UNTIL_SETTING} of {key!r}: {name!r} does not depend on {key!r}. Name a later layer."
+            )
         found |= between
     return found
 

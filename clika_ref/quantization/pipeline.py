@@ -271,11 +271,10 @@ def _reject_widths(chosen: Mapping[Node, NodeSettings], scheme: QuantizationSche
             lacking = [bits for bits in requested if bits not in (8, kind.bits)]
             if len(lacking) == len(requested) and node.op.trait.weight is not None:
                 used = f" (of which it uses {kind.bits} here)" if kind.bits != 8 else ""
-                msg = (
+                raise ModelError(
                     f"{of}_num_bits: {lacking[0]} bits are requested for {node.name} in {node.origin}, but the target "
                     f"supports 8{used}. Use 8 in {of}_num_bits{', alone or in a list' if of == 'weights' else ''}."
                 )
-                raise ModelError(msg)
 
 
 def tail_layers(graph: Graph) -> list[Node]:

@@ -37,37 +37,32 @@ class QuantizationRequest:
         for settings in (self.given, *self.layers.values()):
             settings.check()
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
-            msg = (
+            raise TargetError(
                 f"the target {self.target.name} does not support weight-only quantization. Quantize activations as "
                 "well: prefer_weights_only_quantization=False."
             )
-            raise TargetError(msg)
         wide = [key for key, layer in self.layers.items() if layer.activations_num_bits is not None]
         if self.settings.prefer_weights_only_quantization and wide:
             is_asked = self.given.prefer_weights_only_quantization is not None
             of_target = f"the target {self.target.name}, unless prefer_weights_only_quantization is False,"
-            msg = (
+            raise ModelError(
                 f"{'prefer_weights_only_quantization' if is_asked else of_target} keeps activations in float, but "
                 f"activations_num_bits of {wide[0]!r} quantizes them. Choose one."
             )
-            raise ModelError(msg)
         if self.options.mixed_precision == "on" and not self.given.automatic_skip_quantization:
-            msg = (
+            raise ModelError(
                 "mixed_precision='on' keeps layers in float, but automatic_skip_quantization=False keeps none. "
                 "Choose one."
             )
-            raise ModelError(msg)
         if self.options.observer not in OBSERVER_CANDIDATES:
             known = ", ".join(map(repr, OBSERVER_CANDIDATES))
-            msg = f"option 'observer' is {self.options.observer!r}. Choose one of {known}."
-            raise ModelError(msg)
+            raise ModelError(f"option 'observer' is {self.options.observer!r}. Choose one of {known}.")
         stand_in = self.target.emulated_by
         if stand_in and self.options.optimize_for == "latency":
-            msg = (
+            raise TargetError(
                 f"optimize_for='latency' measures layers, but {self.target.name} is emulated by {stand_in} here, so "
                 "the times would not be its own. Quantize with optimize_for='size'."
             )
-            raise TargetError(msg)
         _ = self.scheme
 
     @property
@@ -87,11 +82,10 @@ class QuantizationRequest:
         """
         scheme = self.target.scheme
         if scheme is None:
-            msg = (
+            raise TargetError(
                 f"cannot quantize for the target {self.target.name}: it computes in float and declares no scheme. "
                 "Compile without quantization_settings."
             )
-            raise TargetError(msg)
         full = self.given.weights_utilize_full_int_range
         bits = scheme.weights.bits if full is None else 8 if full else 7
         return replace(scheme, weights=replace(scheme.weights, bits=bits))

@@ -31,8 +31,7 @@ def reject_nonfinite_weights(model: Graph) -> None:
     invalid = [f"NaN in {name!r}" for name in _float_tensor_names(tensors) if has_nan(tensors[name])]
     invalid += [f"infinity in {name!r}" for name in _float_tensor_names(weights) if _has_infinity(weights[name])]
     if invalid:
-        msg = f"cannot quantize the weights: {', '.join(invalid)}. Fix these weights first."
-        raise ModelError(msg)
+        raise ModelError(f"cannot quantize the weights: {', '.join(invalid)}. Fix these weights first.")
 
 
 def _find_weight_position(node: Node) -> int | None:

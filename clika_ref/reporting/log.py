@@ -290,8 +290,7 @@ def _create_file(folder: Path) -> tuple[Path, TextIO]:
                 # backslashreplace: a path with a lone surrogate must not end a compilation.
                 return path, path.open("x", BUFFER_BYTES, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        msg = (
+        raise ModelError(
             f"cannot write a log into logs_dir {str(folder)!r}: {error.strerror}. Give a folder that can be "
             "written, or logs_dir=None for no log."
-        )
-        raise ModelError(msg) from error
+        ) from error

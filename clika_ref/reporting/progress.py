@@ -56,14 +56,12 @@ class SimpleProgressBar(Generic[T]):
     ) -> None:
         if iterable is not None and not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
             hint = f" For a bar of that many steps, pass total={iterable}." if isinstance(iterable, int) else ""
-            msg = f"SimpleProgressBar({iterable!r}): a {type(iterable).__name__} is not iterable.{hint}"
-            raise ModelError(msg)
+            raise ModelError(f"SimpleProgressBar({iterable!r}): a {type(iterable).__name__} is not iterable.{hint}")
         if total is not None and total < 0:
-            msg = (
+            raise ModelError(
                 f"SimpleProgressBar(total={total}): it is negative. Give the number of elements, or None if it is "
                 "unknown."
             )
-            raise ModelError(msg)
         self.desc = desc
         self.total = total if total is not None else _length_or_none(iterable)
         self.count = 0
@@ -75,15 +73,15 @@ class SimpleProgressBar(Generic[T]):
         self._ended: float | None = None
 
     def __len__(self) -> int:
-        if self.total is None:
-            msg = f"the iterable of SimpleProgressBar({self.desc!r}) has no length. Pass total= if you know it."
-            raise TypeError(msg)  # len() of a generator raises TypeError too, and list() of this bar expects it
+        if self.total is None:  # len() of a generator raises TypeError too, and list() of this bar expects it
+            raise TypeError(
+                f"the iterable of SimpleProgressBar({self.desc!r}) has no length. Pass total= if you know it."
+            )
         return self.total
 
     def __iter__(self) -> Iterator[T]:
         if self._iterable is None:
-            msg = "cannot iterate over SimpleProgressBar: it has no iterable. Pass one, or call update()."
-            raise ModelError(msg)
+            raise ModelError("cannot iterate over SimpleProgressBar: it has no iterable. Pass one, or call update().")
         with self:
             for element in self._iterable:
                 yield element

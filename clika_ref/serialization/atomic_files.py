@@ -27,8 +27,7 @@ def resolve_links(path: Path | str) -> Path:
     try:
         return Path(os.path.realpath(path))
     except ValueError as error:
-        msg = f"cannot write {str(path)!r}: {error}. Choose a path without it."
-        raise ModelError(msg) from error
+        raise ModelError(f"cannot write {str(path)!r}: {error}. Choose a path without it.") from error
 
 
 def require_path(path: Any, example: str, *, name: str = "path") -> Path:
@@ -38,8 +37,7 @@ def require_path(path: Any, example: str, *, name: str = "path") -> Path:
         ModelError: it is no path; the message shows the example.
     """
     if not isinstance(path, str | os.PathLike):
-        msg = f"{name} is {path!r}, a {type(path).__name__}. Give a path such as {example!r}."
-        raise ModelError(msg)
+        raise ModelError(f"{name} is {path!r}, a {type(path).__name__}. Give a path such as {example!r}.")
     return Path(os.fspath(path))
 
 
@@ -57,14 +55,14 @@ def require_suffix(path: Any, kind: str, suffixes: Collection[str], default: str
     """
     destination = require_path(path, f"model{next(iter(suffixes))}")
     if destination.is_dir():
-        msg = f"cannot write {kind} to {str(destination)!r}: it is a folder. Add a file name."
-        raise ModelError(msg)
+        raise ModelError(f"cannot write {kind} to {str(destination)!r}: it is a folder. Add a file name.")
     if not destination.suffix and default:
         return destination.with_name(f"{destination.name}{default}")
     if destination.suffix.lower() not in suffixes:
         problem = f"ends in {destination.suffix!r}" if destination.suffix else "has no suffix"
-        msg = f"cannot write {kind} to {destination.name!r}: the name {problem}. Use {' or '.join(suffixes)}."
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot write {kind} to {destination.name!r}: the name {problem}. Use {' or '.join(suffixes)}."
+        )
     return destination
 
 
@@ -167,17 +165,14 @@ def check_writable(destination: Path) -> None:
     if not destination.parent.is_dir():
         reason = "is not a folder" if destination.parent.exists() else "does not exist"
         remedy = "Choose another path." if destination.parent.exists() else "Create it, or choose another path."
-        msg = f"cannot write {str(destination)!r}: {str(destination.parent)!r} {reason}. {remedy}"
-        raise ModelError(msg)
+        raise ModelError(f"cannot write {str(destination)!r}: {str(destination.parent)!r} {reason}. {remedy}")
     if destination.is_dir():
-        msg = f"cannot write {str(destination)!r}: it is a folder. Add a file name."
-        raise ModelError(msg)
+        raise ModelError(f"cannot write {str(destination)!r}: it is a folder. Add a file name.")
     if destination.exists() and not stat.S_ISREG(destination.stat().st_mode):
         # Renaming would replace, for example, /dev/null by a plain file.
-        msg = (
+        raise ModelError(
             f"cannot write {str(destination)!r}: it is a device, pipe or socket, not a plain file. Choose another path."
         )
-        raise ModelError(msg)
 
 
 def _write_error(error: OSError, destination: Path) -> ModelError:

@@ -40,11 +40,10 @@ def encode_member(member: enum.Enum) -> list[str]:
     """
     name = class_name(type(member))
     if find_imported(name) is not type(member) or type(member).__members__.get(member.name) is not member:
-        msg = (
+        raise ModelError(
             f"cannot save {member!r}, a {type(member).__name__}: only members of enums at the top level of a "
             "module can be loaded again. Move the enum there."
         )
-        raise ModelError(msg)
     return [name, member.name]
 
 

@@ -69,30 +69,27 @@ def unpack_file(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         head = json.loads(metadata[FileKey.HEAD])
         found = int(head.get(FileKey.FORMAT, 0))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        msg = f"it does not contain a compiled module: {type(error).__name__}: {error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"it does not contain a compiled module: {type(error).__name__}: {error}") from error
     if found > FILE_FORMAT:
-        msg = f"it has format {found}, but this clika-ref reads formats up to {FILE_FORMAT}. Update clika-ref."
-        raise ModelError(msg)
+        raise ModelError(
+            f"it has format {found}, but this clika-ref reads formats up to {FILE_FORMAT}. Update clika-ref."
+        )
     if found < FILE_FORMAT:
         raise ModelError(DEVELOPMENT_FILE_ERROR)
     _check_data_length(table, data)
     if metadata.get(FileKey.DIGEST) != _compute_digest(metadata[FileKey.HEAD], table, data):
-        msg = "its digest does not match: it was changed or damaged after saving. Copy it again."
-        raise ModelError(msg)
+        raise ModelError("its digest does not match: it was changed or damaged after saving. Copy it again.")
     try:
         tensors = safetensors.torch.load(blob)
         return _read_document(tensors.pop(FileKey.DOCUMENT)), tensors
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error, safetensors.SafetensorError) as error:
-        msg = f"its tensors are damaged: {type(error).__name__}: {error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"its tensors are damaged: {type(error).__name__}: {error}") from error
 
 
 def _read_document(text: torch.Tensor) -> dict[str, Any]:
     found = json.loads(inflate(text, MAX_DOCUMENT_BYTES))
     if not isinstance(found, dict):
-        msg = f"the document is a {type(found).__name__}, not an object"
-        raise TypeError(msg)
+        raise TypeError(f"the document is a {type(found).__name__}, not an object")
     return found
 
 
@@ -126,30 +123,27 @@ def _compute_digest(text: str, table: TensorTable, data: memoryview) -> str:
 
 def _check_file_type(blob: bytes) -> None:
     if blob.startswith(ZIP_MAGIC):
-        msg = (
+        raise ModelError(
             "it is a zip file from torch.save: a pickle, which can run code and is not loaded. Give a file from "
             "clika_save."
         )
-        raise ModelError(msg)
     if not blob.startswith(b"{", HEADER_LENGTH_BYTES):
-        msg = f"it is not a safetensors file ({len(blob):,} bytes). Give a file from clika_save."
-        raise ModelError(msg)
+        raise ModelError(f"it is not a safetensors file ({len(blob):,} bytes). Give a file from clika_save.")
     length, left = int.from_bytes(blob[:HEADER_LENGTH_BYTES], "little"), len(blob) - HEADER_LENGTH_BYTES
     if length > left:
-        msg = f"it is truncated: its header has {length:,} bytes, but only {left:,} are there. Copy it again."
-        raise ModelError(msg)
+        raise ModelError(
+            f"it is truncated: its header has {length:,} bytes, but only {left:,} are there. Copy it again."
+        )
 
 
 def _check_data_length(table: TensorTable, data: memoryview) -> None:
     try:
         needed = max((int(entry["data_offsets"][1]) for entry in table.values()), default=0)
     except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
-        msg = f"its header is damaged: {type(error).__name__}: {error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"its header is damaged: {type(error).__name__}: {error}") from error
     if len(data) != needed:
         state = "is truncated" if len(data) < needed else "has extra bytes at its end"
-        msg = f"it {state}: its tensors take {needed:,} bytes, but {len(data):,} are there. Copy it again."
-        raise ModelError(msg)
+        raise ModelError(f"it {state}: its tensors take {needed:,} bytes, but {len(data):,} are there. Copy it again.")
 
 
 def deflate(content: bytes) -> torch.Tensor:
@@ -174,8 +168,7 @@ def inflate(compressed: torch.Tensor, max_bytes: int) -> bytes:
     """
     found = zlib.decompressobj().decompress(compressed.numpy().tobytes(), max_bytes + 1)
     if len(found) > max_bytes:
-        msg = f"{len(compressed):,} bytes decompress to more than {max_bytes:,}"
-        raise ValueError(msg)
+        raise ValueError(f"{len(compressed):,} bytes decompress to more than {max_bytes:,}")
     return found
 
 
@@ -193,14 +186,14 @@ def read_extra_state(state: object) -> tuple[dict[str, Any], dict[str, torch.Ten
     is_tensor = isinstance(state, torch.Tensor)
     if not is_tensor or state.dtype != torch.uint8 or state.layout != torch.strided or state.is_meta:
         found = f"{state.dtype}, {state.layout} on {state.device}" if is_tensor else f"a {type(state).__name__}"
-        msg = f"cannot load _extra_state (the graph): it is {found}. Give the uint8[bytes] of a saved state dict."
-        raise ModelError(msg)
+        raise ModelError(
+            f"cannot load _extra_state (the graph): it is {found}. Give the uint8[bytes] of a saved state dict."
+        )
     blob = state.cpu().numpy().tobytes()
     try:
         return unpack_file(blob)
     except ModelError as error:
-        msg = f"cannot load _extra_state (the graph) of {len(blob)} bytes: {error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"cannot load _extra_state (the graph) of {len(blob)} bytes: {error}") from error
 
 
 def pack_bits(x: torch.Tensor) -> torch.Tensor:
@@ -224,8 +217,7 @@ def unpack_bits(packed: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """
     count = torch.Size(shape).numel()
     if packed.ndim != 1 or len(packed) != -(-count // BITS_PER_BYTE):
-        msg = f"{count} booleans take {-(-count // BITS_PER_BYTE)} bytes, not {list(packed.shape)}"
-        raise ValueError(msg)
+        raise ValueError(f"{count} booleans take {-(-count // BITS_PER_BYTE)} bytes, not {list(packed.shape)}")
     return ((packed[:, None] >> _bit_indices(packed)) & 1).bool().reshape(-1)[:count].reshape(shape)
 
 

@@ -63,8 +63,9 @@ def encode(item: Any) -> Any:
         return {AttributeForm.EXPRESSION: _encode_expression(item)}
     if isinstance(item, dict) and all(isinstance(k, str) for k in item):
         return {AttributeForm.DICT: {k: encode(v) for k, v in item.items()}}
-    msg = f"cannot save {item!r}, a {type(item).__name__}. Pass a number, a string, a dtype or a tensor instead."
-    raise ModelError(msg)
+    raise ModelError(
+        f"cannot save {item!r}, a {type(item).__name__}. Pass a number, a string, a dtype or a tensor instead."
+    )
 
 
 def decode(item: Any) -> Any:
@@ -79,11 +80,10 @@ def decode(item: Any) -> Any:
         ((kind, content),) = item.items()
         if kind in _DECODERS:
             return _DECODERS[kind](content)
-    msg = (
+    raise ModelError(
         f"cannot load {item!r} in a saved graph: its form is unknown. The graph is damaged, or was saved by a newer "
         "version."
     )
-    raise ModelError(msg)
 
 
 def _encode_expression(expr: sympy.Basic) -> Any:
@@ -99,8 +99,7 @@ def _encode_expression(expr: sympy.Basic) -> Any:
         return [ExpressionHead.FLOAT, repr(float(expr))]
     kind = next((k for k in type(expr).__mro__ if k in _FUNCTION_NAMES), None)
     if kind is None:
-        msg = f"cannot save the size expression {expr}: {type(expr).__name__} is not supported"
-        raise ModelError(msg)
+        raise ModelError(f"cannot save the size expression {expr}: {type(expr).__name__} is not supported")
     return [_FUNCTION_NAMES[kind], *map(_encode_expression, expr.args)]
 
 
@@ -119,11 +118,10 @@ def _decode_expression(item: Any) -> sympy.Basic:
     if head == ExpressionHead.FLOAT:
         return sympy.Float(float(arguments[0]))
     if head not in EXPRESSION_FUNCTIONS:
-        msg = (
+        raise ModelError(
             f"cannot load a saved size expression: the function {head!r} is not one of "
             f"{', '.join(sorted(EXPRESSION_FUNCTIONS))}"
         )
-        raise ModelError(msg)
     operands = [_decode_expression(argument) for argument in arguments]
     if EXPRESSION_FUNCTIONS[head] is sympy.Pow:
         _check_power(*operands)
@@ -134,14 +132,12 @@ def _check_power(base: sympy.Basic, exponent: sympy.Basic) -> None:
     """Reject powers of numbers, which are saved as their value, and high powers of sizes: both may take forever."""
     limit = 1 if base.is_number else MAX_EXPONENT
     if exponent.is_number and abs(exponent) > limit:  # type: ignore[arg-type, operator]
-        msg = f"cannot load a saved size expression: the power {exponent} of {base} is not supported"
-        raise ModelError(msg)
+        raise ModelError(f"cannot load a saved size expression: the power {exponent} of {base} is not supported")
 
 
 def _decode_dtype(name: str) -> torch.dtype:
     if name not in DTYPES_BY_NAME:
-        msg = f"cannot load a saved graph: this PyTorch has no dtype {name!r}"
-        raise ModelError(msg)
+        raise ModelError(f"cannot load a saved graph: this PyTorch has no dtype {name!r}")
     return DTYPES_BY_NAME[name]
 
 
@@ -214,20 +210,18 @@ def graph_from_json(
             operator lacks, or a tensor is missing.
     """
     if document[GraphKey.VERSION] > GRAPH_VERSION:
-        msg = (
+        raise ModelError(
             f"the saved graph has format {document['version']}, but this clika-ref reads formats up to "
             f"{GRAPH_VERSION}. Update clika-ref."
         )
-        raise ModelError(msg)
     if document[GraphKey.VERSION] < GRAPH_VERSION:
         raise ModelError(DEVELOPMENT_GRAPH_ERROR)
     operators = {name: find(name) for name in {n[0] for n in document[GraphKey.NODES]}}
     missing = sorted(name for name, op in operators.items() if op is None)
     if missing:
-        msg = (
+        raise ModelError(
             f"cannot load the saved graph: no installed plugin declares the operators {missing}. Install one that does."
         )
-        raise ModelError(msg)
     graph = Graph(document[GraphKey.NAME])
     graph.aliases = dict(document[GraphKey.ALIASES])
     values: dict[str, Value] = {}
@@ -254,8 +248,7 @@ def graph_from_json(
 def _check_shape(weight: Value, found: torch.Tensor) -> None:
     if weight.type.shape != tuple(found.shape):
         given = TensorType(found.dtype, tuple(found.shape))
-        msg = f"the weight %{weight.name}: {given} does not match {weight.type} of the saved graph"
-        raise ModelError(msg)
+        raise ModelError(f"the weight %{weight.name}: {given} does not match {weight.type} of the saved graph")
 
 
 def read_type(kind: list[Any]) -> TensorType:
@@ -276,11 +269,10 @@ def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Ope
     origin = Origin(tuple(scopes), tuple(lines), tuple(history))
     assert op is not None
     if attrs.keys() != op.attributes.keys():
-        msg = (
+        raise ModelError(
             f"the saved graph calls {op.name} with the attributes {sorted(attrs)}, but the operator has "
             f"{sorted(op.attributes)}. It was saved with another version of the plugin, or is damaged."
         )
-        raise ModelError(msg)
     node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin)
     graph.insert(node, [read_type(kind) for _, kind in outputs], names=[label for label, _ in outputs])
     values.update((value.name, value) for value in node.outputs)

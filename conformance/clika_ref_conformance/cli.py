@@ -160,11 +160,10 @@ def alarms(
 
 def _load_mutants(command: str) -> Any:
     if importlib.util.find_spec(MUTANTS_PACKAGE) is None:
-        msg = (
+        raise MisuseError(
             f"cannot run clika-ref conformance {command}: the installed suite does not contain {MUTANTS_PACKAGE}. "
             "Install it from a clone: pip install --editable ./conformance"
         )
-        raise MisuseError(msg)
     return _load_module("mutants.console_output")
 
 

@@ -168,8 +168,7 @@ def read_declarations(target: Target, registry: Registry, given: str = "") -> De
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        msg = f"cannot read the declarations in {path}: {error}"
-        raise TargetError(msg) from error
+        raise TargetError(f"cannot read the declarations in {path}: {error}") from error
     reader = _DeclarationReader(registry, _find_known_targets(target, registry, modules))
     known = {"deviation": Deviation, "xfail": ExpectedFailure}
     reader.reject_unknown_keys(path.name, document, known)
@@ -177,10 +176,10 @@ def read_declarations(target: Target, registry: Registry, given: str = "") -> De
     read = {name: [reader.read_entry(kind, table) for table in tables[name]] for name, kind in known.items()}
     reader.reject_duplicate_ids([table.get("id") for table in tables["deviation"]])
     if reader.problems:
-        msg = f"cannot use the declarations in {path}: it has {len(reader.problems)} errors.\n" + "\n".join(
-            f"  {p}" for p in reader.problems
+        raise TargetError(
+            f"cannot use the declarations in {path}: it has {len(reader.problems)} errors.\n"
+            + "\n".join(f"  {p}" for p in reader.problems)
         )
-        raise TargetError(msg)
     mine = {
         name: tuple(e for e in entries if not e.targets or target.name in e.targets) for name, entries in read.items()
     }

@@ -82,8 +82,7 @@ def select_profile(name: str, seed: int | None = None) -> Profile:
         ClikaError: there is no such profile.
     """
     if name not in PROFILES:
-        msg = f"there is no profile {name!r}; profiles are {', '.join(PROFILES)}"
-        raise ClikaError(msg)
+        raise ClikaError(f"there is no profile {name!r}; profiles are {', '.join(PROFILES)}")
     if seed is None:
         seed = secrets.randbelow(2**31) if name == "nightly" else 0
     return replace(PROFILES[name], seed=seed)

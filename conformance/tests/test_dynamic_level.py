@@ -337,8 +337,7 @@ def test_dynamic_unsupported_symbol_fixed_and_others_vary(tmp_path):
     def picky(op, x):
         first = op.shape(x)[0]
         if is_symbolic(first):
-            msg = f"the first side {first} must be fixed"
-            raise TargetError(msg)
+            raise TargetError(f"the first side {first} must be fixed")
         return op.Neg(x)
 
     found = run_checks(declare_operator(negate, any_tensor, picky), tmp_path, shape_profiles=42)

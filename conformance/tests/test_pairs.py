@@ -196,8 +196,7 @@ class Faulty:
         self.compiled.append(len(graph))
         self.softmax = [v.producer is not None and v.producer.op_type == "softmax" for v in graph.outputs]
         if self.raises and any(n.op_type == "softmax" for n in graph.nodes):
-            msg = "no softmax"
-            raise TargetError(msg)
+            raise TargetError("no softmax")
         return self.inner.compile(graph, path, **options)
 
     def load(self, artifact):

@@ -115,8 +115,7 @@ def test_reduce_case_predicate_error_rejects_candidate():
 
     def is_failing(case):
         if len(case.graph) < 2:
-            msg = "cannot run it"
-            raise ValueError(msg)
+            raise ValueError("cannot run it")
         return True
 
     assert len(reduce_case(make_chain_case("exp", "log1p", "sin"), is_failing, 20).graph) == 2

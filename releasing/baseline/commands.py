@@ -75,8 +75,7 @@ def _parts(only: str, *, is_quick: bool) -> list[str]:
     """
     parts = part_names(only, is_quick=is_quick)
     if not parts:
-        msg = f"--only {only} matches none of {', '.join(part_names())}"
-        raise typer.BadParameter(msg)
+        raise typer.BadParameter(f"--only {only} matches none of {', '.join(part_names())}")
     return parts
 
 

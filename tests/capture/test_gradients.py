@@ -101,8 +101,7 @@ def test_autograd_function_nondifferentiable_model_silent(tmp_path):
 
     def reject_gradients(x):
         if x.requires_grad:
-            msg = "no backward"
-            raise NotImplementedError(msg)
+            raise NotImplementedError("no backward")
         return Round.apply(x)
 
     clika_compile(reject_gradients, tracing_inputs=[X], logs_dir=tmp_path)

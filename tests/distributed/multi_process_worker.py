@@ -268,8 +268,7 @@ def user_error_on_one():
     def yield_then_fail():
         yield make_images(1)[0]
         if dist.get_rank() == 1:
-            msg = "the disk is gone"
-            raise OSError(msg)
+            raise OSError("the disk is gone")
 
     try:
         compile_on_ranks(Convolutions(), yield_then_fail())

@@ -340,8 +340,7 @@ def test_clika_export_mismatch_reported_without_node(module, tmp_path, monkeypat
     """A mismatch is reported even if the node cannot be found."""
 
     def raise_target_error(*_):
-        msg = "the probe does not load"
-        raise TargetError(msg)
+        raise TargetError("the probe does not load")
 
     monkeypatch.setattr(artifact_check, "find_first_difference", raise_target_error)
     (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]

@@ -78,11 +78,10 @@ class AccuracySearch(HasTables):
     def __post_init__(self) -> None:
         is_number = isinstance(self.max_drop, int | float) and not isinstance(self.max_drop, bool)
         if not is_number or not 0 <= self.max_drop < math.inf:
-            msg = (
+            raise ModelError(
                 f"max_drop is {self.max_drop!r}. It must be a number of at least 0: the largest allowed drop of the "
                 "score."
             )
-            raise ModelError(msg)
 
     @property
     def best(self) -> ScoredQuantization | None:
@@ -172,8 +171,7 @@ def _check_finite(score: object) -> float:
     except (TypeError, ValueError):
         found = math.nan
     if not math.isfinite(found):
-        msg = (
+        raise ModelError(
             f"eval_fn returned {score!r}. It must take the module and return a finite number, higher for better models."
         )
-        raise ModelError(msg)
     return found

@@ -132,11 +132,10 @@ def _reject_widths(node: Node, widths: Sequence[int], kind: WeightOnlyScheme) ->
     lacking = [bits for bits in widths if bits not in kind.bits]
     if len(lacking) == len(widths):
         has = " or ".join(map(str, sorted(kind.bits)))
-        msg = (
+        raise ModelError(
             f"weights_num_bits: {lacking[0]} bits are requested for {node.name} in {node.origin}, but the target "
             f"supports {has}. Add one of these to weights_num_bits; each target uses those that it supports."
         )
-        raise ModelError(msg)
 
 
 def _find_float_reason(graph: Graph, node: Node, kind: WeightOnlyScheme) -> str:
@@ -163,12 +162,11 @@ def _select_supported_options(
     taken = [(bits, block) for bits in packed for block in blocks if block in kind.blocks.get(bits, [block])]
     if not taken:
         has = " or ".join(map(str, sorted(kind.blocks[packed[0]])))
-        msg = (
+        raise ModelError(
             f"weights_only_quantization_block_size: {packed[0]}-bit weights in blocks of "
             f"{' or '.join(map(str, blocks))} are requested for {node.name} in {node.origin}, but the target supports "
             f"blocks of {has} (0: a whole row). Add one of these to weights_only_quantization_block_size."
         )
-        raise ModelError(msg)
     return taken
 
 

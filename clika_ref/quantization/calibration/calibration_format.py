@@ -79,8 +79,9 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
                 {tuple((str(s), int(n)) for s, n in sizes): int(k) for sizes, k in document[CalibrationKey.SIZES]}
             )
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
-        msg = f"the saved calibration is damaged: {type(error).__name__}: {error}. Calibrate again."
-        raise ModelError(msg) from error
+        raise ModelError(
+            f"the saved calibration is damaged: {type(error).__name__}: {error}. Calibrate again."
+        ) from error
     return found
 
 
@@ -97,8 +98,7 @@ def _decompress_counts(tensors: Mapping[str, Tensor], activations: int) -> Tenso
     size = activations * 2 * BINS_PER_SIGN * torch.int64.itemsize
     planes = inflate(tensors[CalibrationKey.COUNT_BYTE_PLANES], size)
     if len(planes) != size:
-        msg = f"the number of counts does not match {activations} activations"
-        raise ValueError(msg)
+        raise ValueError(f"the number of counts does not match {activations} activations")
     counts = torch.zeros(activations, 2 * BINS_PER_SIGN, dtype=torch.int64, device="cpu")
     if planes:
         count_bytes = _byte_view(counts)

@@ -126,8 +126,7 @@ class Calibration:
         except ModelError:
             raise
         except ClikaError as error:  # raised by a node that rejects its inputs, such as an out-of-range index
-            msg = f"calibration batch {number}: {error}"
-            raise ModelError(msg) from error
+            raise ModelError(f"calibration batch {number}: {error}") from error
         self.table.first = self.table.first if self.table.batches else batch_fingerprint(inputs)
         self.table.add(found)
         self.keep(inputs)
@@ -194,16 +193,14 @@ class Calibration:
             ModelError: the batch has no samples, or an input contains NaN or an infinity and is no such mask.
         """
         if inputs and not any(x.numel() for x in inputs):
-            msg = f"calibration batch {self.table.batches + 1} has no samples. Remove it."
-            raise ModelError(msg)
+            raise ModelError(f"calibration batch {self.table.batches + 1} has no samples. Remove it.")
         for value, x in zip(self.graph.inputs, inputs, strict=True):
             if x.is_floating_point() and not torch.isfinite(x).all() and not _is_mask(x):
                 kind = "NaN" if x.isnan().any() else "infinity"
-                msg = (
+                raise ModelError(
                     f"calibration batch {self.table.batches + 1}: the input {value.name!r} contains {kind}. Remove "
                     "the batch, or fix it."
                 )
-                raise ModelError(msg)
 
 
 def _record_means(means: dict[str, Tensor], node: Node, results: tuple[Tensor, ...]) -> None:
@@ -240,11 +237,10 @@ def _observe(found: dict[str, BatchStatistics], value: Value, x: Tensor, where: 
     except ValueError as error:
         source = _find_infinite_source(value, found)
         because = f", since {source.op.name} in {source.origin} returns infinity" if source else ""
-        msg = (
+        raise ModelError(
             f"calibration batch {batch}: %{value.name}, from {where}, contains NaN{because}. Remove or fix the batch; "
             "if every batch fails, look for infinity in the constants of the model."
-        )
-        raise ModelError(msg) from error
+        ) from error
 
 
 def _find_infinite_source(value: Value, found: Mapping[str, BatchStatistics]) -> Node | None:

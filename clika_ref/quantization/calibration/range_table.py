@@ -129,11 +129,10 @@ class RangeTable:
         """
         try:
             if document[RangesKey.VERSION] != RANGE_TABLE_VERSION:
-                msg = (
+                raise ModelError(
                     f"{where} has version {document['version']} of the range table format, but this clika-ref reads "
                     f"{RANGE_TABLE_VERSION}. Calibrate again, and save the new one."
                 )
-                raise ModelError(msg)
             names = document[RangesKey.SMOOTHING]
             smoothing = None if names is None else {name: tensors[f"{RangesKey.SMOOTHING}.{name}"] for name in names}
             found = zip(document[RangesKey.ACTIVATIONS].items(), tensors[RangesKey.COUNTS], strict=True)
@@ -170,8 +169,7 @@ def statistics_from_json(entry: Mapping[str, Any], counts: torch.Tensor) -> Stat
         ValueError: the counts have another dtype or shape.
     """
     if counts.dtype != torch.int64 or counts.shape != (2 * BINS_PER_SIGN,):
-        msg = f"counts are {counts.dtype}{list(counts.shape)}, not torch.int64[{2 * BINS_PER_SIGN}]"
-        raise ValueError(msg)
+        raise ValueError(f"counts are {counts.dtype}{list(counts.shape)}, not torch.int64[{2 * BINS_PER_SIGN}]")
     found = Statistics(
         batches=int(entry[StatisticsKey.BATCHES]),
         lows=ExactSum([float(x) for x in entry[StatisticsKey.LOWS]]),

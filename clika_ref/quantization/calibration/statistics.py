@@ -63,8 +63,7 @@ def measure_tensor(x: Tensor) -> BatchStatistics:
     x = flatten_in_memory_order(x.detach())
     low, high = _min_max(x)
     if math.isnan(low):
-        msg = "cannot compute the range of a tensor that contains NaN"
-        raise ValueError(msg)
+        raise ValueError("cannot compute the range of a tensor that contains NaN")
     limit = min(UNBOUNDED_MAGNITUDE, torch.finfo(x.dtype).max)
     is_unbounded = len(x) > 0 and max(-low, high) >= limit
     if is_unbounded:

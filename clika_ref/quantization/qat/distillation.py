@@ -38,18 +38,15 @@ def distillation_loss(
     _check_logits("teacher_outputs", teacher_outputs)
     shapes = [tuple(outputs.shape) for outputs in (student_outputs, teacher_outputs)]
     if shapes[0] != shapes[1] or not shapes[0]:
-        msg = (
+        raise ModelError(
             f"distillation_loss: the shapes {list(shapes[0])} and {list(shapes[1])} of the logits differ. Give the "
             "same output of student and teacher, [..., classes]."
         )
-        raise ModelError(msg)
     if not student_outputs.numel():
         rows = f"the logits {list(shapes[0])} have none"
-        msg = f"distillation_loss: it averages over rows, but {rows}. Omit empty batches."
-        raise ModelError(msg)
+        raise ModelError(f"distillation_loss: it averages over rows, but {rows}. Omit empty batches.")
     if isinstance(temperature, bool) or not isinstance(temperature, Real) or not 0 < temperature < math.inf:
-        msg = f"temperature is {temperature!r}. It must be a number above 0; 1 has no effect."
-        raise ModelError(msg)
+        raise ModelError(f"temperature is {temperature!r}. It must be a number above 0; 1 has no effect.")
     student, teacher = (
         functional.log_softmax(outputs.to(torch.promote_types(outputs.dtype, torch.float32)) / temperature, -1)
         for outputs in (student_outputs, teacher_outputs.detach())
@@ -68,5 +65,4 @@ def _check_logits(name: str, outputs: Any) -> None:
     elif isinstance(outputs, Mapping) and "logits" in outputs:
         expected = f"{name}['logits']"
     of = f" of {outputs.dtype}" if isinstance(outputs, torch.Tensor) else ""
-    msg = f"distillation_loss: {name} is a {type(outputs).__name__}{of}. Give {expected}."
-    raise ModelError(msg)
+    raise ModelError(f"distillation_loss: {name} is a {type(outputs).__name__}{of}. Give {expected}.")

@@ -77,11 +77,10 @@ def apply_learned_scales(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
         odd = scales[~((scales >= MIN_SCALE) & scales.isfinite())]
         invalid += [f"of the weight of {name!r} is {float(odd[0])}"] if len(odd) else []
     if invalid:
-        msg = (
+        raise ModelError(
             f"the scale {', that '.join(invalid)}: training has diverged. Load an earlier state dict, and train with "
             "a smaller learning rate."
         )
-        raise ModelError(msg)
     return replace(
         plan,
         activations={name: replace(scale, scale=values[name]) for name, scale in plan.activations.items()},

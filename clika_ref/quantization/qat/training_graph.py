@@ -161,11 +161,10 @@ def make_trainable(
     names = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
     lacking = sorted((plan.activations.keys() | plan.weights.keys() | plan.packed_weights.keys()) - names)
     if lacking:
-        msg = (
+        raise ModelError(
             f"the training graph has no activation {lacking[0]!r}, but the plan quantizes it. Quantize the module "
             "again."
         )
-        raise ModelError(msg)
     live = {node.inputs[3].name: node for node in _find_frozen_norms(stored)} if has_live_norms else {}
     making = _TrainingGraphBuilder(graph, stored, plan, logs, live)
     making.run()
@@ -184,12 +183,11 @@ def _reject_untrained(graph: Graph, stored: Graph) -> None:
     trained = [n for n, v in stored.constants.items() if v.uses and v.data is not None and v.data.requires_grad]
     lost = [name for name in trained if name not in graph.constants]
     if lost:
-        msg = (
+        raise ModelError(
             f"{', '.join(map(repr, lost))} would not be trained: a pass computes with it without a "
             "clika_ref.core.deferred_constants.DeferredConstant, which its author can add. To continue, freeze it "
             "with requires_grad_(False)."
         )
-        raise ModelError(msg)
 
 
 def _reject_frozen_norms(graph: Graph, live: Mapping[str, Node]) -> None:
@@ -203,11 +201,10 @@ def _reject_frozen_norms(graph: Graph, live: Mapping[str, Node]) -> None:
     frozen = [norm for mean, norm in live.items() if mean not in means]
     if frozen:
         shown = ", ".join(f"{norm.name} in {norm.origin}" for norm in frozen)
-        msg = (
+        raise ModelError(
             f"the batch norms {shown} cannot be live: a pass replaced the layers that they are folded into. Compile "
             "with batch_norm='frozen'."
         )
-        raise ModelError(msg)
 
 
 @dataclass

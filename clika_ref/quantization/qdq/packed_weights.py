@@ -113,18 +113,16 @@ def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> N
     """
     int4_nodes = [node for node in graph.nodes if node.op_type == "dequantize" and node.attrs["bits"] == INT4_BITS]
     if as_such and not int4_nodes:
-        msg = (
+        raise ModelError(
             "export_int4=True, but no layer has INT4 weights. Quantize with "
             "QuantizationSettings(weights_num_bits=[8, 4], prefer_weights_only_quantization=True), or export without "
             "it."
         )
-        raise ModelError(msg)
     if as_such is False and int4_nodes and not _is_weight_only_int8_supported(target):
-        msg = (
+        raise TargetError(
             f"export_int4=False stores INT4 weights as INT8, but {target.name} does not support INT8 weight-only "
             "layers. Export without it."
         )
-        raise TargetError(msg)
     for node in int4_nodes if as_such is False else ():
         node.attrs = {**node.attrs, "bits": INT8_BITS}
 

@@ -72,11 +72,10 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
     try:
         if document[PlanKey.VERSION] != PLAN_FORMAT_VERSION:
-            msg = (
+            raise ModelError(
                 f"the quantization is saved in format {document['version']}, but this clika-ref reads "
                 f"{PLAN_FORMAT_VERSION}. Quantize the model again."
             )
-            raise ModelError(msg)
         scheme = QuantizationScheme(
             QuantizedType(**document[PlanKey.ACTIVATION_TYPE]),
             QuantizedType(**document[PlanKey.WEIGHT_TYPE]),
@@ -99,13 +98,13 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         plan.scale_sources = {str(name): str(other) for name, other in document[PlanKey.SCALE_SOURCES].items()}
         plan.floats = {str(name): str(reason) for name, reason in document[PlanKey.FLOATS].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        msg = f"the saved quantization is damaged: {type(error).__name__}: {error}. Quantize the model again."
-        raise ModelError(msg) from error
+        raise ModelError(
+            f"the saved quantization is damaged: {type(error).__name__}: {error}. Quantize the model again."
+        ) from error
     return plan
 
 
 def _check(tensor: Tensor, dtype: torch.dtype, ranks: Collection[int] | None, kind: str) -> Tensor:
     if tensor.dtype != dtype or (ranks is not None and tensor.ndim not in ranks):
-        msg = f"{tensor.dtype}{list(tensor.shape)} is not {kind}"
-        raise ValueError(msg)
+        raise ValueError(f"{tensor.dtype}{list(tensor.shape)} is not {kind}")
     return tensor

@@ -117,8 +117,7 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
             str(document[StoredWeightKey.LAYER]), integers, bits, steps, kind.dtype
         ).restore_parameter()
     except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
-        msg = f"the quantized weight {name!r} is damaged: {type(error).__name__}: {error}"
-        raise ModelError(msg) from error
+        raise ModelError(f"the quantized weight {name!r} is damaged: {type(error).__name__}: {error}") from error
     return found
 
 
@@ -126,14 +125,12 @@ def _reject_size_changes(steps: Sequence[MultiplyStep | LayoutStep], elements: i
     """Reject steps that change the number of elements: a forged file may declare any shape."""
     for step in steps:
         if math.prod(step.shape) != elements:
-            msg = f"a step has the shape {list(step.shape)}, but there are {elements:,} elements"
-            raise ValueError(msg)
+            raise ValueError(f"a step has the shape {list(step.shape)}, but there are {elements:,} elements")
 
 
 def _check_int8(quantized: Tensor, shape: tuple[int, ...]) -> Tensor:
     if quantized.dtype != torch.int8 or quantized.shape != shape:
-        msg = f"{quantized.dtype}{list(quantized.shape)} is not a quantized tensor of shape {list(shape)}"
-        raise ValueError(msg)
+        raise ValueError(f"{quantized.dtype}{list(quantized.shape)} is not a quantized tensor of shape {list(shape)}")
     return quantized
 
 
@@ -144,8 +141,7 @@ def _read_step(kind: str, shape: list[int], *rest: Any, tensors: Mapping[str, Te
     if kind == StoredWeightStep.MULTIPLY:
         factor_shape, name = rest
         return MultiplyStep(tuple(map(int, shape)), tensors[name].reshape(tuple(map(int, factor_shape))))
-    msg = f"unknown step {kind!r}"
-    raise ValueError(msg)
+    raise ValueError(f"unknown step {kind!r}")
 
 
 def _is_equal(known: Tensor, factor: Tensor) -> bool:

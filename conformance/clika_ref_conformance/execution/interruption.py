@@ -36,8 +36,9 @@ def handle_end_signals() -> Iterator[None]:
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
         position = f"{frame.filename}, line {frame.lineno}"
-        msg = f"{frame.name} raised a KeyboardInterrupt ({position}). Raise another error instead."
-        raise ClikaError(msg) from error
+        raise ClikaError(
+            f"{frame.name} raised a KeyboardInterrupt ({position}). Raise another error instead."
+        ) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

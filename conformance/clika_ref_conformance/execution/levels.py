@@ -41,8 +41,7 @@ def select_levels(requested: Sequence[str], levels: Mapping[str, str] = LEVELS) 
     if unknown:
         near = difflib.get_close_matches(unknown[0], levels, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
-        msg = f"there is no level {unknown[0]!r}{hint} Levels are {', '.join(levels)}."
-        raise ClikaError(msg)
+        raise ClikaError(f"there is no level {unknown[0]!r}{hint} Levels are {', '.join(levels)}.")
     return {name: module for name, module in levels.items() if not requested or name in requested}
 
 
@@ -60,15 +59,17 @@ def list_tasks(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
     every = [task for module in levels.values() for task in import_level(module).tasks(suite)]
     duplicates = sorted({str(task) for task in every if every.count(task) > 1}) if len(set(every)) < len(every) else []
     if duplicates:
-        msg = f"the plan contains tasks twice: {', '.join(duplicates)}. Give each task of a level its own subject."
-        raise ClikaError(msg)
+        raise ClikaError(
+            f"the plan contains tasks twice: {', '.join(duplicates)}. Give each task of a level its own subject."
+        )
     without = [word for word in suite.subjects if not any(_is_selected(task, [word]) for task in every)]
     if without or not every:
         subjects = sorted({task.subject for task in every})
         near = [m for word in without for m in difflib.get_close_matches(word, subjects)]
         hint = f"; did you mean {', '.join(near)}?" if near else ""
-        msg = f"no task of the levels {', '.join(levels)} contains {' or '.join(without) or 'anything'}{hint}"
-        raise ClikaError(msg)
+        raise ClikaError(
+            f"no task of the levels {', '.join(levels)} contains {' or '.join(without) or 'anything'}{hint}"
+        )
     return [task for task in every if _is_selected(task, suite.subjects)]
 
 
@@ -86,8 +87,7 @@ def find_scopes(
     if strange:
         near = [difflib.get_close_matches(entry, [*map(str, tasks)], 1) for entry in strange]
         shown = [f"{t!r}{f' (did you mean {n[0]!r}?)' if n else ''}" for t, n in zip(strange, near, strict=True)]
-        msg = f"[[xfail]] matches no task of any level and profile: {', '.join(shown)}"
-        raise TargetError(msg)
+        raise TargetError(f"[[xfail]] matches no task of any level and profile: {', '.join(shown)}")
     return scopes
 
 

@@ -320,8 +320,7 @@ class Execution:
         """
         self.failed_starts += 1
         if not self.environment and not worker.is_killed_by_signal:
-            msg = f"a worker ended before it was ready: {end}"
-            raise ClikaError(msg)
+            raise ClikaError(f"a worker ended before it was ready: {end}")
         if self.failed_starts < MAX_FRUITLESS_WORKERS:
             self._start_worker()
         elif not self.workers:

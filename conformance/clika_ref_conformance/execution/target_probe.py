@@ -54,11 +54,10 @@ def probe_target(text: str) -> None:
         output.seek(0)
         written = get_last_lines(output.read())
     quoted = f" Its output:\n{written}" if written else ""
-    msg = (
+    raise TargetError(
         f"cannot load the target {text}: its process {ending}. Correct the target: its import, its creation, its "
         f"attributes, unavailable_reason(), passes() and replicas must return.{quoted}"
     )
-    raise TargetError(msg)
 
 
 def main() -> None:

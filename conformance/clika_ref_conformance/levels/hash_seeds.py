@@ -60,8 +60,7 @@ def digest_in_other_process(names: list[str], seed: int) -> dict[str, list[str]]
         command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     if done.returncode:
-        msg = f"the process with PYTHONHASHSEED={OTHER_HASH_SEED} failed:\n{done.stderr[-2000:]}"
-        raise ClikaError(msg)
+        raise ClikaError(f"the process with PYTHONHASHSEED={OTHER_HASH_SEED} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -124,8 +124,7 @@ def select_mutants(words: Sequence[str]) -> list[Mutant]:
     found = [m for m in every if not words or any(word in m.name or word in m.change for word in words)]
     if not found:
         prefixes = ", ".join(sorted({name.split("-")[0] for name in load_mutants()}))
-        msg = f"no mutant contains {' or '.join(words)}; their names begin with {prefixes}"
-        raise ClikaError(msg)
+        raise ClikaError(f"no mutant contains {' or '.join(words)}; their names begin with {prefixes}")
     return found
 
 
@@ -197,8 +196,9 @@ def _raise_on_suite_failure(result: CheckResult) -> None:
         ClikaError: the suite failed.
     """
     if result.verdict is Verdict.CRASH and EXIT_STATUS_LABEL in result.comparison.message:
-        msg = f"the suite itself failed on {result.task}, so that nothing is known of it: {result.comparison.message}"
-        raise ClikaError(msg)
+        raise ClikaError(
+            f"the suite itself failed on {result.task}, so that nothing is known of it: {result.comparison.message}"
+        )
 
 
 def _to_mutant_result(result: CheckResult) -> MutantResult:

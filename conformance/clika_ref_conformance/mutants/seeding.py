@@ -168,8 +168,9 @@ def _check_signature(faulty: Callable[..., Any], original: Callable[..., Any], *
     try:
         inspect.signature(faulty).bind(original, *operands, **named)
     except TypeError as error:
-        msg = f"the mutant of {original.__qualname__} cannot be called in place of it: {error}"
-        raise MutantSignatureError(msg) from error
+        raise MutantSignatureError(
+            f"the mutant of {original.__qualname__} cannot be called in place of it: {error}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -85,19 +85,18 @@ def read_json(path: Path) -> Report:
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
             size = f"{path.stat().st_size:,} bytes, more than {MAX_REPORT_BYTES:,}"
-            msg = f"cannot read the report {str(path)!r}: it has {size}"
-            raise ReportError(msg)  # noqa: TRY301 - the handlers below are for errors of reading
+            raise ReportError(f"cannot read the report {str(path)!r}: it has {size}")  # noqa: TRY301 - the handlers below are for errors of reading
         return _read(json.loads(path.read_bytes()))
     except OSError as error:
-        msg = f"cannot read the report {str(path)!r}: {error.strerror}. Give the report.json of a run."
-        raise ReportError(msg) from error
+        raise ReportError(
+            f"cannot read the report {str(path)!r}: {error.strerror}. Give the report.json of a run."
+        ) from error
     except ReportError as error:
         error.add_note(f"in {path}")
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         problem = f"it is damaged, or no report of a run ({type(error).__name__}: {error})"
-        msg = f"cannot read the report {str(path)!r}: {problem}"
-        raise ReportError(msg) from error
+        raise ReportError(f"cannot read the report {str(path)!r}: {problem}") from error
 
 
 def _read(document: Mapping[str, Any]) -> Report:
@@ -105,8 +104,7 @@ def _read(document: Mapping[str, Any]) -> Report:
     if schema != SCHEMA_VERSION:
         problem = f"it has schema {schema}, but this suite reads schema {SCHEMA_VERSION}"
         remedy = "Update the suite." if schema > SCHEMA_VERSION else "A development version wrote it; run again."
-        msg = f"cannot read the report: {problem}. {remedy}"
-        raise ReportError(msg)
+        raise ReportError(f"cannot read the report: {problem}. {remedy}")
     report = Report(
         str(document["target"]),
         str(document["profile"]),
@@ -126,16 +124,14 @@ def _read(document: Mapping[str, Any]) -> Report:
     )
     stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
     if stated != summed:
-        msg = (
+        raise ReportError(
             f"cannot read the report: its verdicts are {stated}, but those of its tasks {summed}. Run the suite again."
         )
-        raise ReportError(msg)
     if report.planned != sum(summed.values()) and not report.problems:
-        msg = (
+        raise ReportError(
             f"cannot read the report: {report.planned:,} checks were planned, but {sum(summed.values()):,} have "
             "results. Run the suite again."
         )
-        raise ReportError(msg)
     return report
 
 
@@ -156,8 +152,7 @@ def _read_detail(entry: Mapping[str, Any]) -> Detail:
     comparison = Comparison(verdict, message, error, bound, ratio, quality, *counts, reason=reason)
     check, run, reproducer, listing = (str(entry[key]) for key in ("check", "run", "reproducer", "listing"))
     if reproducer and not _REPRODUCER_PATTERN.fullmatch(reproducer):
-        msg = f"the reproducer {reproducer!r} is outside the folder cases/"
-        raise ReportError(msg)
+        raise ReportError(f"the reproducer {reproducer!r} is outside the folder cases/")
     return Detail(check, comparison, run, _to_texts(entry["facts"]), reproducer, listing)
 
 
@@ -167,6 +162,5 @@ def _to_texts(entries: Mapping[str, Any]) -> dict[str, str]:
 
 def _read_count(item: Any, name: str) -> int:
     if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-        msg = f"{name} is {item!r}, not a count"
-        raise ReportError(msg)
+        raise ReportError(f"{name} is {item!r}, not a count")
     return item

@@ -81,8 +81,9 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
     name = target or found.target
     if not target and ":" in name:
         # A file must not select a module to import.
-        msg = f"cannot replay {path}: a zip must not select code to import. Give its target yourself: --target {name}"
-        raise ReportError(msg)
+        raise ReportError(
+            f"cannot replay {path}: a zip must not select code to import. Give its target yourself: --target {name}"
+        )
     with TemporaryDirectory() as folder:
         tested = load_target(name, registry)
         deviations = read_declarations(tested, registry, name).deviations
@@ -96,8 +97,9 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
 def _repeat_check(found: Reproducer, suite: Suite) -> Outcome:
     """Repeat the check that produced the finding."""
     if found.task.level not in LEVELS:
-        msg = f"cannot replay {found.path}: there is no level {found.task.level!r}. Levels are {', '.join(LEVELS)}."
-        raise ReportError(msg)
+        raise ReportError(
+            f"cannot replay {found.path}: there is no level {found.task.level!r}. Levels are {', '.join(LEVELS)}."
+        )
     checks = [check for check in plan_checks(found.task, suite) if check.name in (found.check, BROKEN_PLAN_CHECK)]
     if not checks:
         message = f"the task {found.task} no longer has the check {found.check!r}"
@@ -109,8 +111,7 @@ def _repeat_pass(found: Reproducer, suite: Suite) -> Outcome:
     """Check the pass of a task, or all passes in the orders of its check, by the rules for passes again."""
     passes = suite.passes
     if found.task.subject not in passes:
-        msg = f"cannot replay {found.path}: there is no pass {found.task.subject!r}. Install its plugin."
-        raise ReportError(msg)
+        raise ReportError(f"cannot replay {found.path}: there is no pass {found.task.subject!r}. Install its plugin.")
     every, random = sort_passes(list(passes.values())), Random(0)  # noqa: S311 - test data, not cryptography
     orders = {
         "pipeline order": [[*every, *every]],
@@ -149,11 +150,9 @@ def read_reproducer(path: Path, registry: Registry) -> Reproducer:
         texts = [meta[key] for key in ("target", "verdict", "message", "check")]
         profile = _read_profile(meta)
     except (ModelError, PassError, ReportError) as error:
-        msg = str(error) if str(path) in str(error) else f"cannot replay {path}: {error}"
-        raise ReportError(msg) from error
+        raise ReportError(str(error) if str(path) in str(error) else f"cannot replay {path}: {error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, SafetensorError, RecursionError) as error:
-        msg = f"cannot replay {path}: it is damaged ({type(error).__name__}: {error})"
-        raise ReportError(msg) from error
+        raise ReportError(f"cannot replay {path}: it is damaged ({type(error).__name__}: {error})") from error
     target, verdict, message, check = map(str, texts)
     return Reproducer(path, task, check, case, target, verdict, message, profile, bool(meta["repeats_check"]))
 
@@ -163,12 +162,10 @@ def _read_profile(meta: Mapping[str, Any]) -> Profile:
     known = PROFILES.get(str(meta.get("profile")), Profile("replay"))
     seconds = float(meta.get("limit_seconds", known.case_seconds))
     if not 0 < seconds <= MAX_CASE_SECONDS:
-        msg = f"limit_seconds is {seconds}, not a time of at most a day"
-        raise ReportError(msg)
+        raise ReportError(f"limit_seconds is {seconds}, not a time of at most a day")
     memory = int(meta.get("limit_bytes", known.memory_bytes))
     if not 0 <= memory <= MAX_MEMORY_BYTES:
-        msg = f"limit_bytes is {memory}, not a number of bytes"
-        raise ReportError(msg)
+        raise ReportError(f"limit_bytes is {memory}, not a number of bytes")
     limits = {"case_seconds": seconds, "memory_bytes": memory}
     return replace(known, seed=int(meta.get("seed", 0)), trusts_eager=False, **limits)
 
@@ -176,8 +173,7 @@ def _read_profile(meta: Mapping[str, Any]) -> Profile:
 def _check_format(written: int) -> None:
     if written != REPRODUCER_FORMAT:
         remedy = "Update it." if written > REPRODUCER_FORMAT else "A development version wrote it; run again."
-        msg = f"it has format {written}, but this suite reads format {REPRODUCER_FORMAT}. {remedy}"
-        raise ReportError(msg)
+        raise ReportError(f"it has format {written}, but this suite reads format {REPRODUCER_FORMAT}. {remedy}")
 
 
 def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Registry) -> GraphCase:
@@ -189,8 +185,9 @@ def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Re
     runs = [_read_run(entry, index, arrays) for index, entry in enumerate(meta["runs"])]
     for run in runs:
         if len(run.inputs) != len(graph.inputs):
-            msg = f"the run {run.name!r} has {len(run.inputs)} inputs, but its graph has {len(graph.inputs)}"
-            raise ReportError(msg)
+            raise ReportError(
+                f"the run {run.name!r} has {len(run.inputs)} inputs, but its graph has {len(graph.inputs)}"
+            )
     facts = {str(key): decode(value) for key, value in meta["facts"].items()}
     return GraphCase(str(meta["case"]), graph, runs, facts, passes=bool(meta["passes"]))
 

@@ -64,11 +64,10 @@ def compare_reports(old: Report, new: Report) -> ReportDiff:
         ReportError: the reports are of different targets.
     """
     if old.target != new.target:
-        msg = (
+        raise ReportError(
             f"cannot compare the reports: they are of two targets, {old.target} and {new.target}. Show both in one "
             "matrix with `clika-ref conformance report`."
         )
-        raise ReportError(msg)
     is_same_plan = (old.profile, old.seed) == (new.profile, new.seed)
     before, after = ({entry.task: entry for entry in report.tasks} for report in (old, new))
     failing = FAILING_VERDICTS if old.part == new.part else FAILING_VERDICTS - {Verdict.XPASS}

@@ -36,8 +36,7 @@ def make_report_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"cannot create the report folder {path}: {error}"
-        raise ClikaError(msg) from error
+        raise ClikaError(f"cannot create the report folder {path}: {error}") from error
     return path.absolute()
 
 

@@ -54,8 +54,7 @@ def unpack(path: Path) -> dict[str, bytes]:
             _check_entries(path, entries)
             return {entry.filename: archive.read(entry) for entry in entries}
     except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        msg = f"cannot read the reproducer {str(path)!r}: {error}. Give a CASE.zip of a report."
-        raise ReportError(msg) from error
+        raise ReportError(f"cannot read the reproducer {str(path)!r}: {error}. Give a CASE.zip of a report.") from error
 
 
 def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
@@ -72,5 +71,6 @@ def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
     if size > MAX_UNPACKED_BYTES:
         problems.append(f"unpacks to {size:,} bytes, more than {MAX_UNPACKED_BYTES:,}")
     if problems:
-        msg = f"cannot read the reproducer {str(path)!r}: it {', '.join(problems)}. Give a CASE.zip of a report."
-        raise ReportError(msg)
+        raise ReportError(
+            f"cannot read the reproducer {str(path)!r}: it {', '.join(problems)}. Give a CASE.zip of a report."
+        )

@@ -31,6 +31,5 @@ def read_number(item: Any, name: str) -> float:
     if isinstance(item, bool) or not isinstance(item, int | float):
         if item in _NON_FINITE_WORDS:
             return _NON_FINITE_WORDS[item]
-        msg = f"{name} is {item!r}, not a number"
-        raise ReportError(msg)
+        raise ReportError(f"{name} is {item!r}, not a number")
     return float(item)

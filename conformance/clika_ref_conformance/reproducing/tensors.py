@@ -54,16 +54,15 @@ def rebuild_tensor(layout: Mapping[str, Any], elements: np.ndarray) -> torch.Ten
         offset = int(layout["offset"])
         is_possible = layout["dtype"] in DTYPES_BY_NAME and len(shape) == len(strides)
         if not is_possible or min([*shape, *strides, offset], default=0) < 0:
-            msg = f"a tensor has the invalid layout {dict(layout)}"
-            raise ReportError(msg)
+            raise ReportError(f"a tensor has the invalid layout {dict(layout)}")
         span = 1 + offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n)
         if max(span, math.prod(shape)) > MAX_ELEMENTS:
-            msg = f"a tensor spans {span:,} elements, more than the limit of {MAX_ELEMENTS:,}"
-            raise ReportError(msg)
+            raise ReportError(f"a tensor spans {span:,} elements, more than the limit of {MAX_ELEMENTS:,}")
         return tensor_of(dict(layout), elements)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        msg = f"a tensor {dict(layout)} does not fit its elements {elements.dtype}{list(elements.shape)}: {error}"
-        raise ReportError(msg) from error
+        raise ReportError(
+            f"a tensor {dict(layout)} does not fit its elements {elements.dtype}{list(elements.shape)}: {error}"
+        ) from error
 
 
 def to_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -83,10 +82,8 @@ def from_npz(content: bytes, name: str, limit_bytes: int) -> dict[str, np.ndarra
         with zipfile.ZipFile(io.BytesIO(content)) as members:
             size = sum(member.file_size for member in members.infolist())
         if size > limit_bytes:
-            msg = f"{name} unpacks to {size:,} bytes, more than the limit of {limit_bytes:,}"
-            raise ReportError(msg)
+            raise ReportError(f"{name} unpacks to {size:,} bytes, more than the limit of {limit_bytes:,}")
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             return {key: np.asarray(file[key]) for key in file.files}
     except (zipfile.BadZipFile, ValueError, TypeError, OSError, EOFError, MemoryError, KeyError) as error:
-        msg = f"{name} is damaged, or does not consist of plain arrays: {error}"
-        raise ReportError(msg) from error
+        raise ReportError(f"{name} is damaged, or does not consist of plain arrays: {error}") from error

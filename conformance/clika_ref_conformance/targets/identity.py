@@ -54,8 +54,9 @@ class Identity(Target):
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             graph = graph_from_json(document, lambda name: own.get(name) or _load_operators().get(name), tensors)
         except (ClikaError, SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            msg = f"cannot load {artifact.path}: it is damaged ({type(error).__name__}: {error}). Compile it again."
-            raise TargetError(msg) from error
+            raise TargetError(
+                f"cannot load {artifact.path}: it is damaged ({type(error).__name__}: {error}). Compile it again."
+            ) from error
 
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             with torch.no_grad():

@@ -41,13 +41,11 @@ def load_target(text: str, registry: Registry) -> Target:
         _query(text, part, partial(getattr, target, part, None))
     reason = invalid_target_reason(target)
     if reason is not None:
-        msg = f"cannot use the target {text}: {reason}"
-        raise TargetError(msg)
+        raise TargetError(f"cannot use the target {text}: {reason}")
     _query(text, "passes()", lambda: list(target.passes()))
     problem = _query(text, "unavailable_reason()", target.unavailable_reason)
     if problem is not None:
-        msg = f"cannot use the target {target.name}: {problem}"
-        raise TargetError(msg)
+        raise TargetError(f"cannot use the target {target.name}: {problem}")
     return target
 
 
@@ -74,11 +72,10 @@ def _query(text: str, part: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except (Exception, SystemExit) as error:
-        msg = (
+        raise TargetError(
             f"cannot use the target {text}: its {part} raised {type(error).__name__}: {error}. Raise no error before a "
             "graph is compiled, and let unavailable_reason() report a runtime that is not installed."
-        )
-        raise TargetError(msg) from error
+        ) from error
 
 
 def _find_by_name(text: str, registry: Registry) -> Target:
@@ -89,11 +86,10 @@ def _find_by_name(text: str, registry: Registry) -> Target:
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         if full_target_name(text) in TARGET_DISTRIBUTIONS:
             hint = f" {target_hint(text)}"
-        msg = (
+        raise TargetError(
             f"there is no target {text!r}.{hint} Installed: {', '.join(sorted(known))}. "
             "Give a target that is not installed as package.module:TARGET."
         )
-        raise TargetError(msg)
     return found
 
 
@@ -104,8 +100,7 @@ def _import_target(text: str) -> Any:
         try:
             return found()
         except (Exception, SystemExit) as error:
-            msg = (
+            raise TargetError(
                 f"cannot create the target {text}: {text}(), without arguments, raised {type(error).__name__}: {error}"
-            )
-            raise TargetError(msg) from error
+            ) from error
     return found

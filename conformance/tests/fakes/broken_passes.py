@@ -199,8 +199,7 @@ def _raise_error(graph: Graph, _: Operators) -> None:
     """Fail on an unexpected operator."""
     for node in graph.nodes:
         if node.op_type == "sigmoid" and len(node.output.uses) > 1:
-            msg = "a sigmoid has one reader"
-            raise ValueError(msg)
+            raise ValueError("a sigmoid has one reader")
         if node.op_type == "sigmoid" and isinstance(node.inputs[0], Value) and node.inputs[0].producer is not None:
             inner = node.inputs[0].producer
             if inner.op_type == "neg" and inner.output.type == inner.inputs[0].type:

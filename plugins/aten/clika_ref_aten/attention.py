@@ -60,11 +60,10 @@ def _(
     enable_gqa=False,
 ):
     if dropout_p:
-        msg = (
+        raise ModelError(
             f"scaled_dot_product_attention(dropout_p={dropout_p}): dropout inside attention is not supported, since "
             "it cannot be deployed. Call model.eval(), or pass dropout_p=0.0 unless self.training."
         )
-        raise ModelError(msg)
     return scaled_dot_product_attention.call(
         query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )

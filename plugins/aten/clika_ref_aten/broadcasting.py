@@ -59,8 +59,7 @@ def _(build, base, new, *, size):
     if 0 in size:
         return base
     if math.prod(new.type.shape) != math.prod(base.type.shape):
-        msg = "a write through an expanded view changes several elements at once. Write before expanding."
-        raise ModelError(msg)
+        raise ModelError("a write through an expanded view changes several elements at once. Write before expanding.")
     return build(shaping.reshape, new, shape=base.type.shape, types=(base.type,))
 
 

@@ -60,11 +60,10 @@ def _pads(op, weight, padding, dilation):
     if padding != "same":
         return [*expand_per_dim(padding, len(kernel))] * 2
     if is_symbolic(kernel):
-        msg = (
+        raise TargetError(
             f"a convolution with padding='same' and the kernel size {kernel}: ONNX needs padding as numbers. "
             "Pad explicitly with torch.nn.functional.pad"
         )
-        raise TargetError(msg)
     begins, ends = _same_padding(kernel, dilation)
     return [*begins, *ends]
 

@@ -48,10 +48,9 @@ def _scan_steps(op, x, dim):
     """
     length = op.shape(x)[dim]
     if is_symbolic(length):
-        msg = (
+        raise TargetError(
             f"a cumulative operator along the dynamic dim {length}: ONNX has no form for it. Give the dim a fixed size"
         )
-        raise TargetError(msg)
     return [2**i for i in range(max(length - 1, 0).bit_length())]
 
 

@@ -211,8 +211,9 @@ def pdist(x: Tensor, *, p: float = 2.0) -> Tensor:
 def _(op, x, *, p):
     rows = op.shape(x)[0]
     if is_symbolic(rows):
-        msg = f"pdist with a dynamic number of rows ({rows}) has no ONNX equivalent. Use torch.cdist(x, x)."
-        raise TargetError(msg)
+        raise TargetError(
+            f"pdist with a dynamic number of rows ({rows}) has no ONNX equivalent. Use torch.cdist(x, x)."
+        )
     first, second = torch.triu_indices(rows, rows, 1)
     pairs = [op.Gather(x, op.constant(index, torch.int64), axis=0) for index in (first, second)]
     return _distance_norm(op, op.Sub(*pairs), p, 1)

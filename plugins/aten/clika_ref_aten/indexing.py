@@ -47,8 +47,7 @@ def broadcast_shape(*shapes):
             if result[i] == 1:
                 result[i] = size
             elif size not in (1, result[i]):
-                msg = f"dims of the sizes {result[i]} and {size} do not broadcast"
-                raise PassError(msg)
+                raise PassError(f"dims of the sizes {result[i]} and {size} do not broadcast")
     return tuple(result)
 
 

@@ -339,8 +339,9 @@ def _(x, weight, offs):
 def _(op, x, weight, offs):
     groups, columns = op.shape(weight)[0], op.shape(weight)[2]
     if is_symbolic(groups):
-        msg = f"grouped_mm over a number of groups known only at run time ({groups}) has no ONNX form; fix its length"
-        raise TargetError(msg)
+        raise TargetError(
+            f"grouped_mm over a number of groups known only at run time ({groups}) has no ONNX form; fix its length"
+        )
     if not groups:
         return op.Expand(op.like(x, 0.0), op.ints(op.result.shape))
     first, rows, offs = op.ints([0]), op.Shape(x, start=0, end=1), op.cast(offs, torch.int64)

@@ -89,29 +89,25 @@ def integer_bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | N
         ModelError: the dtype is not in `QUANTIZED_DTYPES`, or the range exceeds that of the dtype.
     """
     if dtype not in QUANTIZED_DTYPES:
-        msg = f"quantize supports {', '.join(map(str, QUANTIZED_DTYPES))}, not {dtype}"
-        raise ModelError(msg)
+        raise ModelError(f"quantize supports {', '.join(map(str, QUANTIZED_DTYPES))}, not {dtype}")
     info = torch.iinfo(dtype)
     low = info.min if quant_min is None else quant_min
     high = info.max if quant_max is None else quant_max
     if not info.min <= low < high <= info.max:
-        msg = (
+        raise ModelError(
             f"the quantized range [{low}, {high}] must not be empty, and must be within that of {dtype}, [{info.min}, "
             f"{info.max}]"
         )
-        raise ModelError(msg)
     return low, high
 
 
 def _check_scale_and_zero_point(scale: Tensor | Number, zero_point: Tensor | Number | None, dtype: torch.dtype) -> None:
     """Reject a number that is not a valid scale, or not a zero point of the dtype; tensors are not checked."""
     if isinstance(scale, int | float) and not 0 < scale < math.inf:
-        msg = f"a scale of {scale} is invalid. It must be above 0 and finite."
-        raise ModelError(msg)
+        raise ModelError(f"a scale of {scale} is invalid. It must be above 0 and finite.")
     info = torch.iinfo(dtype)
     if isinstance(zero_point, int | float) and (zero_point % 1 or not info.min <= zero_point <= info.max):
-        msg = f"a zero point of {zero_point} is outside the range of {dtype}, [{info.min}, {info.max}]"
-        raise ModelError(msg)
+        raise ModelError(f"a zero point of {zero_point} is outside the range of {dtype}, [{info.min}, {info.max}]")
 
 
 def _reshape_along_axis(parameter: Tensor | Number, x: Tensor, axis: int | None) -> Tensor | Number:
@@ -128,8 +124,7 @@ def _axis_shape(rank: int, axis: int) -> tuple[int, ...]:
 def _check_qparam_shapes(x: TensorType, axis: int | None, *parameters: object) -> None:
     """Reject an axis that does not exist, and parameters without exactly one element per index of the axis."""
     if axis is not None and not -x.rank <= axis < x.rank:
-        msg = f"axis {axis} of {x} does not exist"
-        raise ModelError(msg)
+        raise ModelError(f"axis {axis} of {x} does not exist")
     for parameter in parameters:
         if axis is None:
             fits = not isinstance(parameter, TensorType) or parameter.rank == 0
@@ -138,8 +133,7 @@ def _check_qparam_shapes(x: TensorType, axis: int | None, *parameters: object) -
             fits = isinstance(parameter, TensorType) and parameter.shape == (x.shape[axis],)
             expected = f"[{x.shape[axis]}], one for each index along axis {axis}"
         if parameter is not None and not fits:
-            msg = f"scale and zero point of {x} must be {expected}, not {parameter}"
-            raise ModelError(msg)
+            raise ModelError(f"scale and zero point of {x} must be {expected}, not {parameter}")
 
 
 @quantize.types
@@ -237,19 +231,18 @@ def dequantize(
 @dequantize.types
 def _(x, scale, zero_point, *, dtype, axis, block_size, bits):
     if x.dtype not in DEQUANTIZE_DTYPES:
-        msg = f"dequantize supports {', '.join(map(str, DEQUANTIZE_DTYPES))}, not {x}"
-        raise ModelError(msg)
+        raise ModelError(f"dequantize supports {', '.join(map(str, DEQUANTIZE_DTYPES))}, not {x}")
     _check_scale_and_zero_point(scale, zero_point, x.dtype)
     if block_size is None:
         _check_qparam_shapes(x, axis, scale, zero_point)
     else:
         _check_blocks(x, axis, block_size, scale)
     if bits not in (FOUR_BITS, EIGHT_BITS):
-        msg = f"dequantize supports {EIGHT_BITS} or {FOUR_BITS} bits, not {bits}"
-        raise ModelError(msg)
+        raise ModelError(f"dequantize supports {EIGHT_BITS} or {FOUR_BITS} bits, not {bits}")
     if (bits == FOUR_BITS or block_size is not None) and (x.dtype != torch.int8 or zero_point is not None):
-        msg = f"blocks and {FOUR_BITS}-bit integers are stored in int8 without a zero point; {x} has {zero_point}"
-        raise ModelError(msg)
+        raise ModelError(
+            f"blocks and {FOUR_BITS}-bit integers are stored in int8 without a zero point; {x} has {zero_point}"
+        )
     return TensorType(dtype, x.shape)
 
 
@@ -257,13 +250,11 @@ def _check_blocks(x: TensorType, axis: int | None, block_size: int, scale: objec
     """Reject a block size that does not divide the axis, and scales without one element per block."""
     _check_qparam_shapes(x, axis)
     if axis is None or block_size < 1 or is_symbolic(x.shape[axis]) or int(x.shape[axis]) % block_size:
-        msg = f"blocks of {block_size} along axis {axis} do not divide {x}"
-        raise ModelError(msg)
+        raise ModelError(f"blocks of {block_size} along axis {axis} do not divide {x}")
     position = axis % x.rank
     shape = (*x.shape[:position], int(x.shape[axis]) // block_size, *x.shape[position + 1 :])
     if not isinstance(scale, TensorType) or scale.shape != shape:
-        msg = f"the scales of blocks of {block_size} of {x} must be {list(shape)}, not {scale}"
-        raise ModelError(msg)
+        raise ModelError(f"the scales of blocks of {block_size} of {x} must be {list(shape)}, not {scale}")
 
 
 @dequantize.onnx

@@ -340,8 +340,9 @@ def _(op, x, *, num_samples, replacement):
         _, first = op.TopK(op.Div(chances, times), op.ints([num_samples]), outputs=2)  # an exponential race
         return op.declare(first, torch.int64)
     if is_symbolic(num_samples):
-        msg = f"ONNX's Multinomial needs a fixed number of samples, not {num_samples}; draw without replacement"
-        raise TargetError(msg)
+        raise TargetError(
+            f"ONNX's Multinomial needs a fixed number of samples, not {num_samples}; draw without replacement"
+        )
     if op.rank(x) == 1:
         return op.Squeeze(_draw_multinomial(op, op.Unsqueeze(chances, op.ints([0])), num_samples), op.ints([0]))
     rows, classes = op.shape(x)

@@ -29,11 +29,10 @@ def _make_converter(op):
 
     def convert(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         if dropout and train and num_layers > 1:
-            msg = (
+            raise ModelError(
                 f"{op.name}(dropout={dropout}, train=True): dropout between layers is not supported, since it cannot "
                 "be deployed. Call model.eval()."
             )
-            raise ModelError(msg)
         states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
         return op.call(
             x,
@@ -68,11 +67,10 @@ def _network(op_type, gates, **attrs):
         initial, params = operands[:states], operands[states:]
         count, directions = 4 if has_biases else 2, 2 if bidirectional else 1
         if len(params) != num_layers * directions * count:
-            msg = (
+            raise TargetError(
                 f"{op_type.lower()} with {len(params)} parameters for {num_layers} layers: ONNX does not support a "
                 "projection of the hidden state. Build the network with proj_size=0."
             )
-            raise TargetError(msg)
         hidden = op.shape(params[1])[-1]
         if batch_first:
             x = op.Transpose(x, perm=[1, 0, 2])

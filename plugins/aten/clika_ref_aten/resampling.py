@@ -86,11 +86,10 @@ def _corner_attributes(op, corners):
     if "align_corners" in op.attributes:
         return {"align_corners": corners[0]}
     if any(corners):
-        msg = (
+        raise ModelError(
             f"{op.name}(align_corners=True): eager PyTorch uses the weights of unaligned corners, and reads "
             "a dim of size 1 wrongly. Use align_corners=False with antialias=True"
         )
-        raise ModelError(msg)
     return {}
 
 
@@ -222,17 +221,15 @@ def _resize_factors(op, x, output_size, scales):
     factors = []
     for n, m, scale in spatial:
         if scale is None and is_symbolic((n, m)):
-            msg = (
+            raise TargetError(
                 f"resampling from {n} to {m} without a factor, next to a dim with one: ONNX takes either factors "
                 "or sizes. Give scale_factor for all dims, or size"
             )
-            raise TargetError(msg)
         if is_symbolic(n) and not is_symbolic(m):
-            msg = (
+            raise TargetError(
                 f"resampling from the dynamic size {n} to {m} by a factor of {scale}: ONNX would compute the size "
                 "from the factor. Give one of the two."
             )
-            raise TargetError(msg)
         exact = m / n if scale is None else scale
         factor = np.float32(exact)
         # ONNX recomputes the size from the factor: a factor rounded down would lose the last element.

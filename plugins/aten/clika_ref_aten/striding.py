@@ -62,11 +62,10 @@ def _(build, base, new, *, dimension, size, step):
         return build(slicing.select, new, dim=0, index=0, types=(base.type,))
     dim = dimension % base.type.rank
     if step < size and new.type.shape[dim] != 1:
-        msg = (
+        raise ModelError(
             "a write through overlapping windows (unfold) changes elements of several windows. Write to the tensor "
             "instead."
         )
-        raise ModelError(msg)
     last = (new.type.shape[dim] - 1) * step
     for i in range(size):
         column = build(slicing.select, new, dim=new.type.rank - 1, index=i)

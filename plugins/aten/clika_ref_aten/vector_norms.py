@@ -80,11 +80,10 @@ def _(x, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
 
 def _frobenius_norm_call(x, order, dim, **attrs):
     if order != "fro":
-        msg = (
+        raise ModelError(
             f"the matrix norm of order {order!r} is not supported: only the Frobenius norm ('fro') is. Write others "
             "as sums and maxima of abs(x)."
         )
-        raise ModelError(msg)
     return linalg_vector_norm.call(x, dim=as_dims(dim), **attrs)
 
 

@@ -51,8 +51,7 @@ class OnnxReference(Target):
             model = onnx.version_converter.convert_version(onnx.load(str(artifact.path)), 21)  # it knows no older pairs
             evaluator = ReferenceEvaluator(model)
         except Exception as error:
-            msg = f"onnx cannot read {artifact.path}: {error}"
-            raise TargetError(msg) from error
+            raise TargetError(f"onnx cannot read {artifact.path}: {error}") from error
 
         def run(inputs: Sequence[Tensor]) -> list[Tensor]:
             feed = {n: t.detach().numpy() for n, t in zip(artifact.input_names, inputs, strict=True)}

@@ -131,8 +131,7 @@ def load_optimized_graph(path: Path, level: str) -> OnnxGraph:
         try:
             ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            msg = f"ONNX Runtime {ort.__version__} cannot load {path}: {error}"
-            raise TargetError(msg) from error
+            raise TargetError(f"ONNX Runtime {ort.__version__} cannot load {path}: {error}") from error
         return OnnxGraph(optimized_path)
 
 

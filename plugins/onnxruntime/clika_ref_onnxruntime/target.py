@@ -171,8 +171,7 @@ class OnnxRuntimeRunner:
         try:
             self.session = ort.InferenceSession(str(artifact.path), options, providers=PROVIDERS)
         except Exception as error:
-            msg = f"ONNX Runtime {ort.__version__} cannot load {artifact.path}: {error}"
-            raise TargetError(msg) from error
+            raise TargetError(f"ONNX Runtime {ort.__version__} cannot load {artifact.path}: {error}") from error
         self.artifact = artifact
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -185,8 +184,7 @@ class OnnxRuntimeRunner:
         try:
             results = self.session.run_with_ort_values(list(self.artifact.output_names), feed)
         except Exception as error:
-            msg = f"ONNX Runtime failed on {self.artifact.path.name}: {error}"
-            raise TargetError(msg) from error
+            raise TargetError(f"ONNX Runtime failed on {self.artifact.path.name}: {error}") from error
         return [_from_ort(r) for r in results]
 
 

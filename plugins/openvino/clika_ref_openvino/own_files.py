@@ -46,8 +46,7 @@ def open_own_file(path: Path, folder: Path, ov: Any) -> OpenedFile:
     try:
         model = core().read_model(str(path))
     except RuntimeError as error:
-        msg = f"OpenVINO {ov.__version__} cannot read {path}: {error}"
-        raise TargetError(msg) from error
+        raise TargetError(f"OpenVINO {ov.__version__} cannot read {path}: {error}") from error
     nodes: dict[str, tuple[str, str]] = {}
     for number, node in enumerate(model.get_ordered_ops()):
         kind = node.get_type_name()

@@ -72,8 +72,7 @@ class OpenVino(Target):
             try:
                 ov.save_model(core().read_model(str(onnx.path)), str(path), compress_to_fp16=False)
             except RuntimeError as error:
-                msg = f"OpenVINO {ov.__version__} cannot convert {graph.name}: {error}"
-                raise TargetError(msg) from error
+                raise TargetError(f"OpenVINO {ov.__version__} cannot convert {graph.name}: {error}") from error
         size = path.stat().st_size + path.with_suffix(".bin").stat().st_size
         return replace(onnx, path=path, facts={**onnx.facts, "bytes": size})
 
@@ -128,11 +127,10 @@ class OpenVino(Target):
 
 def _check_suffix_case(path: Path) -> None:
     if path.suffix.lower() == OWN_SUFFIX:
-        msg = (
+        raise TargetError(
             f"cannot write {path.name}: OpenVINO's own files end in {OWN_SUFFIX!r}, not {path.suffix!r}. Use "
             "lower case."
         )
-        raise TargetError(msg)
 
 
 class OpenVinoRunner:
@@ -144,8 +142,7 @@ class OpenVinoRunner:
         try:
             self.model: Any = core().compile_model(str(artifact.path), "CPU", options)
         except RuntimeError as error:
-            msg = f"OpenVINO {ov.__version__} cannot load {artifact.path}: {error}"
-            raise TargetError(msg) from error
+            raise TargetError(f"OpenVINO {ov.__version__} cannot load {artifact.path}: {error}") from error
         self.artifact, self.request, self._ov = artifact, self.model.create_infer_request(), ov
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -158,8 +155,7 @@ class OpenVinoRunner:
         try:
             results = self.request.infer(feed)
         except RuntimeError as error:
-            msg = f"OpenVINO failed on {self.artifact.path.name}: {error}"
-            raise TargetError(msg) from error
+            raise TargetError(f"OpenVINO failed on {self.artifact.path.name}: {error}") from error
         return [self._from_openvino(name, results[name]) for name in self.artifact.output_names]
 
     def _to_openvino(self, tensor: torch.Tensor) -> Any:

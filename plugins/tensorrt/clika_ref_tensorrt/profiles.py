@@ -90,11 +90,10 @@ def trtexec_command(graph: Graph, file: Path, profile: OptimizationProfile) -> s
     profiled = _dynamic_input_shapes(graph)
     odd = [name for name in profiled if TRTEXEC_SEPARATORS & {*name}]
     if odd:
-        msg = (
+        raise TargetError(
             f"the name of the input {odd[0]!r} contains ',' or ':', which separate arguments of trtexec. Give other "
             "input_names."
         )
-        raise TargetError(msg)
     shapes = [
         f"--{flag}="
         + ",".join(f"{name}:{'x'.join(str(evaluate(s, part)) for s in of)}" for name, of in profiled.items())
@@ -149,18 +148,16 @@ def _check_known(graph: Graph, symbols: Mapping[str, Symbol], chosen: ChosenSize
     for name in chosen:
         if name not in symbols:
             known = ", ".join(map(repr, symbols)) or "none"
-            msg = f"shapes: {name!r} is not a dynamic dim of {graph.name}, which has {known}."
-            raise TargetError(msg)
+            raise TargetError(f"shapes: {name!r} is not a dynamic dim of {graph.name}, which has {known}.")
 
 
 def _check_traced(symbol: Symbol, sizes: tuple[int, int, int]) -> None:
     low, _, high = sizes
     if (symbol.low is not None and low < symbol.low) or (symbol.high is not None and high > symbol.high):
-        msg = (
+        raise TargetError(
             f"shapes: {symbol.name!r} from {low} to {high} is outside "
             f"{symbol.low}..{'' if symbol.high is None else symbol.high}, for which the model was traced"
         )
-        raise TargetError(msg)
 
 
 def _count_calls(

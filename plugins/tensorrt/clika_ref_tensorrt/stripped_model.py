@@ -235,8 +235,9 @@ def read_elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[A
         if tensor.data_location != TENSOR_PROTO.EXTERNAL:
             return np.zeros(0, np.float32)  # `find_malformed_constants` reports it
         reason = str(error).rstrip(".")
-        msg = f"the elements of {tensor.name!r} cannot be read: {reason}. Put the file next to its external data."
-        raise TargetError(msg) from error
+        raise TargetError(
+            f"the elements of {tensor.name!r} cannot be read: {reason}. Put the file next to its external data."
+        ) from error
 
 
 def convert_elements(elements: np.ndarray[Any, Any], elem_type: int) -> np.ndarray[Any, Any] | None:

@@ -115,5 +115,4 @@ def _load_model(path: Path, *, external: bool) -> onnx.ModelProto:
         return onnx.load(str(path), load_external_data=external)
     except Exception as error:
         why = str(error).rstrip(".")
-        msg = f"cannot read {path} as an ONNX file: {why}. Export or copy it again."
-        raise TargetError(msg) from error
+        raise TargetError(f"cannot read {path} as an ONNX file: {why}. Export or copy it again.") from error

@@ -111,8 +111,7 @@ class CoveringDraw:
             case TensorDescription():
                 return self._draw_tensor(key, description)
             case _:
-                msg = f"cannot draw {description!r}: it is not a description made with `s`"
-                raise TypeError(msg)
+                raise TypeError(f"cannot draw {description!r}: it is not a description made with `s`")
 
     def _draw_tensor(self, key: Any, d: TensorDescription) -> TensorSample:
         dtypes = tuple(dict.fromkeys(d.dtypes))
@@ -139,8 +138,7 @@ class CoveringDraw:
             ValueError: the range is empty, which a dim of size 0 may cause.
         """
         if low > high:
-            msg = f"cannot draw an integer: [{low}, {high}] is empty"
-            raise ValueError(msg)
+            raise ValueError(f"cannot draw an integer: [{low}, {high}] is empty")
         middle = self.cover.random.randint(low + 1, high - 1) if high - low > 1 else None
         options = [(n, weight) for n, weight in zip((middle, low, high), weights, strict=True) if n is not None]
         return options[self._pick(key, [weight for _, weight in options[: None if low < high else 1]])][0]

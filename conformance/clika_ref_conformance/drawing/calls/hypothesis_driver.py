@@ -54,8 +54,7 @@ def _decide(draw: Callable[[st.SearchStrategy[Any]], Any], description: Any) -> 
         case TensorDescription():
             return _draw_tensor(draw, description)
         case _:
-            msg = f"cannot draw {description!r}: it is not a description made with `s`"
-            raise TypeError(msg)
+            raise TypeError(f"cannot draw {description!r}: it is not a description made with `s`")
 
 
 def _draw_tensor(draw: Callable[[st.SearchStrategy[Any]], Any], d: TensorDescription) -> TensorSample:
