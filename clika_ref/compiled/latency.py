@@ -120,7 +120,7 @@ class LayerTimer:
             )
             plan = Plan(self.scheme, {read.name: TIMING_QPARAMS}, {layer.name: scales})
             quantize_layer(graph, layer, plan, self.operators)
-            if node.op_type in self.scheme.closed:
+            if node.op_type in self.scheme.needs_quantized_output:
                 result = build("quantize", result, *scale, **quantize_attributes(self.scheme.activations))
         graph.add_output(result)
         return graph

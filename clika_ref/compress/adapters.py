@@ -83,7 +83,7 @@ def _add_adapter_scales(own: QuantizationState, graph: Graph, registry: Registry
                 scaled_as[value] = result
         if layer.name in scaled_as:
             scaled_as[result] = scaled_as[layer.name]
-        if layer.op_type not in plan.scheme.closed:
+        if layer.op_type not in plan.scheme.needs_quantized_output:
             del activations[layer.name]
             scaled_as.pop(layer.name, None)
     extended = replace(plan, activations=activations, scale_sources=scaled_as)

@@ -89,7 +89,7 @@ class QuantizationScheme:
     """Type of weights, with one scale for each output channel except for ``per_tensor_weights``."""
     layers: frozenset[str] = field(default_factory=_empty_set)
     """Operators with weights that run quantized if their inputs are quantized."""
-    closed: frozenset[str] = field(default_factory=_empty_set)
+    needs_quantized_output: frozenset[str] = field(default_factory=_empty_set)
     """Those of ``layers`` that also need a quantized result."""
     fused: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]], hash=False)
     """Operators that the runtime fuses with the one before them, with the attributes that they must have.
@@ -102,9 +102,9 @@ class QuantizationScheme:
     """Operators that pass quantized data on, with the scale that it has."""
     quantizes_before_moves: bool = False
     """Whether a value is quantized before it is moved to a layer, not after."""
-    sums: FusedSums | None = None
+    fused_sums: FusedSums | None = None
     """Sums that run quantized if one operand is the result of a layer; None if there are none."""
-    joins: frozenset[str] = field(default_factory=_empty_set)
+    shared_qparams: frozenset[str] = field(default_factory=_empty_set)
     """Operators that join tensors, which must all have the scale of the result."""
     needs_zero_point_0: frozenset[str] = field(default_factory=_empty_set)
     """Layers that run quantized only if the zero point of their input is 0."""

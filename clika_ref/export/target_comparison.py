@@ -33,7 +33,7 @@ class TargetFacts:
     target: str
     layers: int
     """Number of layers that are quantized, or have a low-bit weight."""
-    of_layers: int
+    total_layers: int
     """Number of layers in total."""
     bytes: int
     """Size of the file in bytes."""
@@ -65,7 +65,9 @@ def _unless_unsupported(tell: Callable[[TargetFacts], str], otherwise: str = "")
 
 COMPARISON_COLUMNS: Mapping[str, Callable[[TargetFacts], object]] = {
     "target": lambda row: row.target,
-    "quantized layers": _unless_unsupported(lambda row: f"{row.layers} of {row.of_layers}", "unsupported: see below"),
+    "quantized layers": _unless_unsupported(
+        lambda row: f"{row.layers} of {row.total_layers}", "unsupported: see below"
+    ),
     "quantized MACs": lambda row: row.unavailable_reason if row.share is None else f"{row.share:.1%}",
     "file": _unless_unsupported(lambda row: f"{row.bytes / 1e6:.2f} MB"),
     "predicted SQNR": lambda row: "" if row.sqnr is None else format_decibels(row.sqnr),

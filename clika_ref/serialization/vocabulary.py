@@ -68,7 +68,7 @@ class PlanKey(StoredName):
     WEIGHT_TYPE = "weight_type"
     INT32_BIAS = "int32_bias"
     INT32_BIAS_2D_OR_STATIC = "int32_bias_2d_or_static"
-    JOINS = "joins"
+    SHARED_QPARAMS = "shared_qparams"
     IS_ALL_OR_NONE_QUANTIZED = "is_all_or_none_quantized"
     QPARAMS = "qparams"
     FLOATS = "floats"

@@ -79,7 +79,7 @@ class RunRecord:
     """Each declared deviation: ``id``, ``reason``, ``link``, and counts of checks, ``occurred`` and ``applicable``."""
     problems: Sequence[str] = ()
     """Problems of the run as a whole, such as deviations that match nothing or no longer occur. Each fails the run."""
-    doubts: Sequence[str] = ()
+    inconclusive_reasons: Sequence[str] = ()
     """Reasons why the run is inconclusive: its own references are wrong, or no check passed."""
     is_abandoned: bool = False
     """Whether the run ended before all of its tasks had."""
@@ -117,6 +117,6 @@ class RunRecord:
     @property
     def exit_code(self) -> int:
         """0 if all is fine, 1 if something failed, 3 if the run is inconclusive (2 is reserved for wrong usage)."""
-        if self.doubts or self.find_accounting_errors():
+        if self.inconclusive_reasons or self.find_accounting_errors():
             return 3
         return 1 if self.failures or self.problems else 0

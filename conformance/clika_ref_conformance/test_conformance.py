@@ -23,7 +23,7 @@ def test_target_matches_eager(task: Task, conformance_run: Execution) -> None:
         )
         pytest.fail(f"{task}: {len(failures)} of {len(results)} checks failed\n{shown}", pytrace=False)
     if not conformance_run.progress_by_task[task].is_ended:
-        pytest.fail("\n".join(conformance_run.doubts), pytrace=False)
+        pytest.fail("\n".join(conformance_run.inconclusive_reasons), pytrace=False)
     if PROVING_VERDICTS.isdisjoint(r.verdict for r in results):
         verdicts = " and ".join(sorted({str(r.verdict) for r in results}))
         pytest.skip(f"{verdicts}: {results[0].comparison.message}" if results else "no checks are planned")
@@ -34,6 +34,11 @@ def test_run_proves_enough(conformance_run: Execution) -> None:
     conformance_run.run()
     record = conformance_run.record(0.0)
     passed = [f"{r.task}: {r.name}: {r.comparison.message}" for r in record.results if r.verdict is Verdict.XPASS]
-    found = [*record.problems, *record.doubts, *record.find_accounting_errors(), *passed[:MAX_SHOWN_FAILURES]]
+    found = [
+        *record.problems,
+        *record.inconclusive_reasons,
+        *record.find_accounting_errors(),
+        *passed[:MAX_SHOWN_FAILURES],
+    ]
     if found:
         pytest.fail("\n".join(found), pytrace=False)

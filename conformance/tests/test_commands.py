@@ -91,7 +91,8 @@ def test_run_failures_printed_and_exit_1(fake_run):
 def test_run_doubts_printed_and_exit_3(fake_run):
     """A run with too little evidence says so and exits with 3."""
     fake_run(
-        make_result(verdict=Verdict.UNSUPPORTED), doubts=["nothing was proven of identity: 1 unsupported:declared"]
+        make_result(verdict=Verdict.UNSUPPORTED),
+        inconclusive_reasons=["nothing was proven of identity: 1 unsupported:declared"],
     )
     found = run()
     assert found.exit_code == 3

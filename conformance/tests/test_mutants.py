@@ -253,8 +253,8 @@ def test_run_correct_targets_no_alarm_for_any_seed(target, status, capsys):
 
 def test_run_correct_targets_interrupt_ends_all_runs(monkeypatch):
     """An interrupted run ends the runs of correct targets."""
-    doubts = ("9 of 9 tasks are not done: the run was interrupted",)
-    record = RunRecord("identity", "quick", 0, {}, {}, [], doubts=doubts, is_abandoned=True)
+    inconclusive_reasons = ("9 of 9 tasks are not done: the run was interrupted",)
+    record = RunRecord("identity", "quick", 0, {}, {}, [], inconclusive_reasons=inconclusive_reasons, is_abandoned=True)
     begun = []
     monkeypatch.setattr(
         "clika_ref_conformance.mutants.console_output.execute_plan", lambda plan: begun.append(plan) or record

@@ -181,8 +181,12 @@ def test_pytest_plugin_abandoned_task_fails():
     """A task that its run abandoned fails; it is not skipped."""
     task = Task("operators", "relu")
     results = [CheckResult(task, "plan", Comparison(Verdict.NOT_RUN))]
-    doubts = ["1 of 1 tasks did not end: 3 workers in a row ended before they were ready"]
-    given_up = SimpleNamespace(results_of=lambda _: results, progress_by_task={task: TaskProgress(task)}, doubts=doubts)
+    inconclusive_reasons = ["1 of 1 tasks did not end: 3 workers in a row ended before they were ready"]
+    given_up = SimpleNamespace(
+        results_of=lambda _: results,
+        progress_by_task={task: TaskProgress(task)},
+        inconclusive_reasons=inconclusive_reasons,
+    )
     with pytest.raises(pytest.fail.Exception, match=r"^1 of 1 tasks did not end"):
         test_conformance.test_target_matches_eager(task, given_up)
 

@@ -150,8 +150,8 @@ def test_report_json_documented_fields_equal_written():
 
 
 def test_make_report_includes_problems_and_doubts():
-    """A report contains the problems and doubts of the run."""
-    run = replace(make_small_record(), problems=["a deviation expired"], doubts=["nothing was proven"])
+    """A report contains the problems and inconclusive_reasons of the run."""
+    run = replace(make_small_record(), problems=["a deviation expired"], inconclusive_reasons=["nothing was proven"])
     assert make_report(run).problems == ["a deviation expired", "nothing was proven"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure
 from clika_ref_conformance.execution import run
-from clika_ref_conformance.execution.declaration_accounting import find_doubts
+from clika_ref_conformance.execution.declaration_accounting import find_inconclusive_reasons
 from clika_ref_conformance.execution.run import RunRequest, execute_plan, plan_run, start_execution
 from clika_ref_conformance.execution.worker_process import compute_wait_seconds
 from clika_ref_conformance.profiles import select_profile
@@ -205,7 +205,7 @@ def test_execute_plan_interrupted_rest_not_run():
     assert not_run
     assert {r.comparison.message for r in not_run} == {"the run was interrupted"}
     assert record.counts[Verdict.PASS]
-    assert record.doubts == ("2 of 2 tasks did not end: the run was interrupted",)
+    assert record.inconclusive_reasons == ("2 of 2 tasks did not end: the run was interrupted",)
     assert record.exit_code == 3
 
 
@@ -260,7 +260,7 @@ def test_start_execution_results_by_task():
 def test_execute_plan_worker_start_error_raises():
     """A worker that cannot start ends the run."""
     with pytest.raises(ClikaError, match=r"a worker ended before it was ready: exit status 1:\n(.|\n)*no_such_module"):
-        execute_plan(plan_run(make_request("fine", arrange="no_such_module:function")))
+        execute_plan(plan_run(make_request("fine", modify_suite="no_such_module:function")))
 
 
 @pytest.mark.slow
@@ -282,10 +282,10 @@ def test_execute_plan_killed_replacement_costs_no_result(monkeypatch, lost):
     done = [v for _, v in read_verdicts(record, "exit")]
     assert done[:2] == [Verdict.PASS, Verdict.CRASH]
     if lost < 3:
-        assert (done[2], record.doubts) == (Verdict.PASS, ())
+        assert (done[2], record.inconclusive_reasons) == (Verdict.PASS, ())
     else:
         assert done[2] is Verdict.NOT_RUN
-        assert re.match(DOUBT, record.doubts[0])
+        assert re.match(DOUBT, record.inconclusive_reasons[0])
 
 
 DOUBT = (
@@ -311,14 +311,16 @@ def test_execute_plan_killed_first_workers_replaced(monkeypatch, lost):
     assert not record.find_accounting_errors()
     assert {r.verdict for r in record.results} == {Verdict.PASS if lost < 3 else Verdict.NOT_RUN}
     assert record.exit_code == (0 if lost < 3 else 3)
-    assert lost < 3 or re.match(DOUBT, record.doubts[0])
+    assert lost < 3 or re.match(DOUBT, record.inconclusive_reasons[0])
 
 
 @pytest.mark.slow
 def test_execute_plan_sampler_error_in_full_once():
     """A sampler error is reported in full once, and in one line elsewhere."""
     request = RunRequest("identity", select_profile("quick"), ("celu", "artifacts/random graphs"), workers=1)
-    record = execute_plan(plan_run(replace(request, arrange="bad_samples:put_bad_sampler", argument="celu raises")))
+    record = execute_plan(
+        plan_run(replace(request, modify_suite="bad_samples:put_bad_sampler", argument="celu raises"))
+    )
     assert {r.verdict for r in record.failures} == {Verdict.SAMPLE}
     messages = {str(r.task): r.comparison.message for r in record.failures}
     assert "(in bad_samples.py, line " in messages.pop("contract/celu")
@@ -339,24 +341,24 @@ def test_find_doubts_eager_outside_bound_reported():
         Comparison(Verdict.PASS, elements=990),
         Comparison(Verdict.PASS, elements=10, unstable=10, unstable_finite=10),
     )
-    assert find_doubts(make_record(fine, off)) == []
-    (doubt,) = find_doubts(make_record(fine, off, off))
+    assert find_inconclusive_reasons(make_record(fine, off)) == []
+    (doubt,) = find_inconclusive_reasons(make_record(fine, off, off))
     assert doubt.startswith("sin in int64: eager itself exceeds the bound in 20 of 1,010 elements, more than 1%")
-    assert replace(make_record(fine), doubts=(doubt,)).exit_code == 3
+    assert replace(make_record(fine), inconclusive_reasons=(doubt,)).exit_code == 3
     overflows = Comparison(Verdict.PASS, elements=10, unstable=10)
-    assert find_doubts(make_record(fine, overflows, overflows)) == []
-    assert find_doubts(make_record(off)) == [], "few of few"
+    assert find_inconclusive_reasons(make_record(fine, overflows, overflows)) == []
+    assert find_inconclusive_reasons(make_record(off)) == [], "few of few"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.UNSTABLE, Verdict.XFAIL])
 def test_find_doubts_nothing_proven_reported(verdict):
     """A run that proves nothing of its target reports so."""
     not_run = make_record(*[Comparison(verdict)] * 3)
-    assert find_doubts(not_run) == [f"no check proves anything about mine: 3 {verdict}"]
+    assert find_inconclusive_reasons(not_run) == [f"no check proves anything about mine: 3 {verdict}"]
     proven = [make_record(Comparison(other), Comparison(verdict)) for other in (Verdict.PASS, Verdict.DEVIATION)]
     failed = make_record(Comparison(Verdict.VALUE), Comparison(verdict))
     without = make_record(Comparison(verdict), level="passes")
-    assert [find_doubts(record) for record in (*proven, failed, without)] == [[], [], [], []]
+    assert [find_inconclusive_reasons(record) for record in (*proven, failed, without)] == [[], [], [], []]
 
 
 @pytest.mark.slow
@@ -369,7 +371,7 @@ def test_execute_plan_unsupported_target_exits_3():
     ran = {r.verdict for r in record.results if r.task.level == "operators"}
     assert ran == {Verdict.UNSUPPORTED, Verdict.NOT_RUN}
     assert Verdict.PASS in record.counts
-    (doubt,) = record.doubts
+    (doubt,) = record.inconclusive_reasons
     assert doubt.startswith("no check proves anything about faulty_targets:REFUSING: ")
     assert record.exit_code == 3
 

@@ -98,7 +98,7 @@ def test_clika_compare_targets_undecided_module_raises(monkeypatch):
     with pytest.raises(ModelError, match=r"holds calibration ranges, but was not quantized .* which reads no data"):
         module.clika_compare_targets(HERE)
     module.clika_initialize_algorithms(deployment_settings=HERE)
-    assert module.clika_compare_targets(HERE).rows[0].of_layers == 2
+    assert module.clika_compare_targets(HERE).rows[0].total_layers == 2
 
 
 def test_initialize_algorithms_resumes_after_requantization():

@@ -14,7 +14,7 @@ def make_scheme(weights):
         QuantizedType(),
         weights,
         layers=frozenset({"conv2d", "linear"}),
-        closed=frozenset({"conv2d"}),
+        needs_quantized_output=frozenset({"conv2d"}),
         fused={"relu": {}},
         int32_bias=frozenset({"conv2d", "linear"}),
     )

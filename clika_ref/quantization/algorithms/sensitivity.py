@@ -156,7 +156,7 @@ def estimate_sensitivities(
 
 def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
     """Return the values that are rounded if only this layer is quantized."""
-    values = [node.first_tensor, *([tail] if node.op_type in plan.scheme.closed else [])]
+    values = [node.first_tensor, *([tail] if node.op_type in plan.scheme.needs_quantized_output else [])]
     return [source_of_rounding(end, placement) for end in values]
 
 

@@ -96,7 +96,9 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
 
 def find_joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, QParams]]:
     """Return the constants joined with quantized values, each with the joining node and the common scale."""
-    joins = [node for node in nodes if node.op_type in plan.scheme.joins and node.output.name in plan.activations]
+    joins = [
+        node for node in nodes if node.op_type in plan.scheme.shared_qparams and node.output.name in plan.activations
+    ]
     return [
         (node, value, plan.activations[node.output.name])
         for node in joins
@@ -124,7 +126,7 @@ def _is_float_use(use: Use, plan: Plan, layers: Container[Node]) -> bool:
         return False
     if node.op.trait is SHARED_QPARAMS:
         return use.position == 0 and any(_is_float_use(u, plan, layers) for v in node.outputs for u in v.uses)
-    if node.op_type in plan.scheme.joins:
+    if node.op_type in plan.scheme.shared_qparams:
         return node.output.name not in plan.activations
     return node.op.trait.kind in (COMPUTE_TRAIT, FLOAT_LAYER_TRAIT) and node not in layers
 

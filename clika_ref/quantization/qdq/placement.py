@@ -87,7 +87,9 @@ class _PlacementFinder:
                 else:
                     self.found.layers[node] = self._find_fused_output(node)
         required = {node.first_tensor for node in self.found.layers}
-        required |= {tail for node, tail in self.found.layers.items() if node.op_type in self.scheme.closed}
+        required |= {
+            tail for node, tail in self.found.layers.items() if node.op_type in self.scheme.needs_quantized_output
+        }
         required |= {self._source_before_moves(value) for value in required if self.scheme.quantizes_before_moves}
         for value in self.graph.inputs:
             if value in required:
@@ -109,7 +111,9 @@ class _PlacementFinder:
             return f"its weight is {weight.type.dtype}, and only float32 is quantized: compile model.float()"
         if not self.has_range(source_of_moves(node.first_tensor)):
             return "its input has no range: it is a mask, or was empty in calibration"
-        if node.op_type in self.scheme.closed and not self.has_range(source_of_moves(self._find_fused_output(node))):
+        if node.op_type in self.scheme.needs_quantized_output and not self.has_range(
+            source_of_moves(self._find_fused_output(node))
+        ):
             return "its output has no range"
         if node.op_type in self.scheme.needs_single_group and groups_of(node) > 1:
             return f"the target computes {node.op_type} with groups in float"
@@ -120,7 +124,7 @@ class _PlacementFinder:
     def _find_fused_output(self, node: Node) -> Value:
         """Return the output of a node after fusion with the operators that the runtime absorbs."""
         value = node.output
-        while node.op_type in self.scheme.closed | self.scheme.elementwise and len(value.uses) == 1:
+        while node.op_type in self.scheme.needs_quantized_output | self.scheme.elementwise and len(value.uses) == 1:
             (use,) = value.uses
             user = use.user
             if not isinstance(user, Node) or use.position != 0 or not is_fused(self.scheme, user.op_type, user.attrs):
@@ -149,14 +153,14 @@ class _PlacementFinder:
             self.found.elementwise[node] = self._find_fused_output(node)
             required.add(self._find_fused_output(node))
         source = self._scale_source(node.first_tensor) if node.op_type in self.scheme.data_movement else None
-        if node.op_type == SUM_OPERATOR and self.scheme.sums is not None:
-            self._quantize_addends(node, self.scheme.sums)
+        if node.op_type == SUM_OPERATOR and self.scheme.fused_sums is not None:
+            self._quantize_addends(node, self.scheme.fused_sums)
         for value in node.outputs:
             if source is not None and value.index == 0:
                 self.move_sources[value] = source
             if value in required:
                 self._quantize_value(value)
-        if node.op_type in self.scheme.joins and node.output in found:
+        if node.op_type in self.scheme.shared_qparams and node.output in found:
             self._join_scales(node)
 
     def _quantize_value(self, value: Value) -> None:
@@ -193,7 +197,7 @@ class _PlacementFinder:
             own = self.found.scale_sources.setdefault(value, whole)
             if own is not whole:
                 self._merge_scales(own, whole, is_part=own is value)
-            if value.producer is not None and value.producer.op_type in self.scheme.joins:
+            if value.producer is not None and value.producer.op_type in self.scheme.shared_qparams:
                 self._join_scales(value.producer)
 
     def _merge_scales(self, own: Value, whole: Value, *, is_part: bool) -> None:

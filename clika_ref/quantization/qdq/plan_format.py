@@ -39,7 +39,7 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         PlanKey.WEIGHT_TYPE: dataclasses.asdict(plan.scheme.weights),
         PlanKey.INT32_BIAS: sorted(plan.scheme.int32_bias),
         PlanKey.INT32_BIAS_2D_OR_STATIC: sorted(plan.scheme.int32_bias_2d_or_static),
-        PlanKey.JOINS: sorted(plan.scheme.joins),
+        PlanKey.SHARED_QPARAMS: sorted(plan.scheme.shared_qparams),
         PlanKey.IS_ALL_OR_NONE_QUANTIZED: plan.scheme.is_all_or_none_quantized,
         PlanKey.QPARAMS: {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
         PlanKey.WEIGHTS: [*every[PlanKey.WEIGHTS]],
@@ -81,7 +81,7 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             QuantizedType(**document[PlanKey.WEIGHT_TYPE]),
             int32_bias=frozenset(map(str, document[PlanKey.INT32_BIAS])),
             int32_bias_2d_or_static=frozenset(map(str, document[PlanKey.INT32_BIAS_2D_OR_STATIC])),
-            joins=frozenset(map(str, document[PlanKey.JOINS])),
+            shared_qparams=frozenset(map(str, document[PlanKey.SHARED_QPARAMS])),
             is_all_or_none_quantized=bool(document[PlanKey.IS_ALL_OR_NONE_QUANTIZED]),
         )
         plan = Plan(scheme)

@@ -121,7 +121,7 @@ TARGETLESS_TASK_PREFIXES = ("contract/", "passes/", "quantization/packing")
 """Prefixes of the names of tasks that run no target."""
 
 
-def find_doubts(record: RunRecord) -> list[str]:
+def find_inconclusive_reasons(record: RunRecord) -> list[str]:
     """Return why a run is inconclusive: eager exceeds the suite's bounds, or the target neither passed nor failed."""
     counted: dict[tuple[str, str], list[Comparison]] = {}
     for result in record.results:

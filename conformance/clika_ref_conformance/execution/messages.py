@@ -26,10 +26,10 @@ class WorkerSetup:
     """Folder of the report, for reproducers; none are written if empty."""
     path: tuple[str, ...] = field(default=())
     """``sys.path`` of the run."""
-    arrange: str = ""
+    modify_suite: str = ""
     """``package.module:function`` that changes the suite before planning, such as one that seeds a fault."""
     argument: str = ""
-    """Argument of ``arrange``, after the suite."""
+    """Argument of ``modify_suite``, after the suite."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON."""

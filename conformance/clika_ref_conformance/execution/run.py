@@ -24,7 +24,7 @@ from clika_ref_conformance.execution.check_runner import BROKEN_PLAN_CHECK
 from clika_ref_conformance.execution.declaration_accounting import (
     apply_expected_failures,
     count_deviations,
-    find_doubts,
+    find_inconclusive_reasons,
     find_problems,
 )
 from clika_ref_conformance.execution.levels import LEVELS, find_scopes, list_tasks, select_levels
@@ -67,10 +67,10 @@ class RunRequest:
     workers: int = 2
     available_levels: Mapping[str, str] = field(default_factory=lambda: LEVELS)
     """Modules of all available levels, by name."""
-    arrange: str = ""
-    """``package.module:function`` that changes the suite before planning (`WorkerSetup.arrange`)."""
+    modify_suite: str = ""
+    """``package.module:function`` that changes the suite before planning (`WorkerSetup.modify_suite`)."""
     argument: str = ""
-    """Argument of ``arrange``, after the suite."""
+    """Argument of ``modify_suite``, after the suite."""
 
     @property
     def part(self) -> str:
@@ -153,7 +153,7 @@ def make_setup(plan: RunPlan, folder: str = "") -> WorkerSetup:
     """Return the setup of a plan's workers."""
     request = plan.request
     folders = folder, str(request.out or ""), tuple(sys.path)
-    return WorkerSetup(request.target, request.profile, plan.levels, *folders, request.arrange, request.argument)
+    return WorkerSetup(request.target, request.profile, plan.levels, *folders, request.modify_suite, request.argument)
 
 
 class Execution:
@@ -171,7 +171,7 @@ class Execution:
         self.workers: list[WorkerProcess] = []
         self.environment: dict[str, str] = {}
         self.problems: list[str] = []
-        self.doubts: list[str] = []
+        self.inconclusive_reasons: list[str] = []
         self.ended_tasks = 0
         """Number of finished tasks."""
         self.failed_starts = 0
@@ -198,7 +198,7 @@ class Execution:
         """Record every missing result as not run, so that the run is inconclusive."""
         left = sum(not progress.is_ended for progress in self.progress_by_task.values())
         if left:
-            self.doubts.append(f"{left:,} of {len(self.progress_by_task):,} tasks did not end: {reason}")
+            self.inconclusive_reasons.append(f"{left:,} of {len(self.progress_by_task):,} tasks did not end: {reason}")
         for progress in self.progress_by_task.values():
             self._abandon_task(progress, reason)
 
@@ -385,7 +385,11 @@ class Execution:
             target_folder=find_module_folder(request.target),
         )
         problems = find_problems(record, self.plan.declarations, self.plan.scopes, request.profile, is_full=is_full)
-        return replace(record, problems=(*self.problems, *problems), doubts=(*self.doubts, *find_doubts(record)))
+        return replace(
+            record,
+            problems=(*self.problems, *problems),
+            inconclusive_reasons=(*self.inconclusive_reasons, *find_inconclusive_reasons(record)),
+        )
 
 
 def _progress_of(worker: WorkerProcess) -> TaskProgress:

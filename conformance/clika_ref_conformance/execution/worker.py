@@ -82,8 +82,8 @@ def make_suite(setup: WorkerSetup) -> Suite:
     trusts_eager = setup.profile.trusts_eager and not isinstance(target, Identity)  # eager itself is under test there
     profile = replace(setup.profile, trusts_eager=trusts_eager)
     suite = Suite(registry, target, profile, folder, (), declared.deviations, declared.xfails, setup.as_json())
-    if setup.arrange:
-        module_name, _, name = setup.arrange.partition(":")
+    if setup.modify_suite:
+        module_name, _, name = setup.modify_suite.partition(":")
         suite = getattr(importlib.import_module(module_name), name)(suite, setup.argument)
     return suite
 

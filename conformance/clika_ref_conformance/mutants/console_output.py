@@ -117,7 +117,7 @@ def run_correct_targets_and_show(
             show_alarms(record, console)
             alarm_count += len(record.failures)
             if record.is_abandoned:
-                raise ClikaError(record.doubts[0])
+                raise ClikaError(record.inconclusive_reasons[0])
     return 1 if alarm_count else 0
 
 

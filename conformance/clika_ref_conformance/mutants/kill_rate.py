@@ -182,8 +182,8 @@ def _execute_tasks(
 
     with start_execution(plan, tasks, handle_result) as execution:
         execution.run()
-        if execution.doubts:
-            raise ClikaError(execution.doubts[0])
+        if execution.inconclusive_reasons:
+            raise ClikaError(execution.inconclusive_reasons[0])
         return [result for task in tasks for result in execution.progress_by_task[task].results.values()]
 
 

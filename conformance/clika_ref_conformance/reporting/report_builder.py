@@ -31,7 +31,7 @@ def make_report(record: RunRecord, folder: Path | None = None) -> Report:
         record.planned,
         [_make_task_report(task, results, folder) for task, results in found.items()],
         [dict(deviation) for deviation in record.deviations],
-        [*record.problems, *record.doubts, *record.find_accounting_errors()],
+        [*record.problems, *record.inconclusive_reasons, *record.find_accounting_errors()],
         not_run=_count_unrun(record.results),
         part=record.part,
         target_folder=record.target_folder,

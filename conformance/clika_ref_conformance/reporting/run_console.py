@@ -106,7 +106,7 @@ def print_record(record: RunRecord, console: Console) -> None:
         console.print(
             f"... and {len(failures) - MAX_SHOWN_FAILURES:,} more failures; --out reports all of them", markup=False
         )
-    for problem in (*record.problems, *record.doubts, *record.find_accounting_errors()):
+    for problem in (*record.problems, *record.inconclusive_reasons, *record.find_accounting_errors()):
         console.print(problem, style="red", markup=False, soft_wrap=True)
     for account in record.deviations:
         if account["occurred"]:

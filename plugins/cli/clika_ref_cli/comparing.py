@@ -214,7 +214,7 @@ def agreement_as_json(agreement: Agreement, min_sqnr: float | None) -> dict[str,
         for output in agreement.outputs
     ]
     agrees = is_in_agreement(agreement, min_sqnr)
-    return {"inputs": agreement.inputs, "at_least_db": min_sqnr, "agrees": agrees, "outputs": outputs}
+    return {"inputs": agreement.inputs, "min_sqnr_db": min_sqnr, "agrees": agrees, "outputs": outputs}
 
 
 def is_in_agreement(agreement: Agreement, min_sqnr: float | None) -> bool:

@@ -290,7 +290,7 @@ def test_compare_rounding_or_sqnr_threshold_agrees(tmp_path):
     assert (output["name"], output["elements"], output["beyond_rounding"]) == ("output", 48, "")
     assert output["same_decisions"] == 1.0
     other = run_json("compare", place, "q.onnx", "--input", "talking_model:batches", status=1)
-    assert (other["agrees"], other["inputs"], other["at_least_db"]) == (False, 5, None)
+    assert (other["agrees"], other["inputs"], other["min_sqnr_db"]) == (False, 5, None)
     assert other["outputs"][0]["beyond_rounding"].startswith("off by ")
     assert other["outputs"][0]["sqnr_db"] > 20
     assert run_json("compare", place, "q.onnx", "--input", "talking_model:batches", "--min-sqnr", 20)["agrees"]
@@ -370,7 +370,7 @@ def test_compare_targets_of_saved_module(tmp_path):
     assert [row["target"] for row in rows] == ["onnxruntime", "tensorrt, emulated by ONNX Runtime"]
     assert {
         "layers",
-        "of_layers",
+        "total_layers",
         "bytes",
         "sqnr",
         "share",

@@ -21,7 +21,7 @@ X86 = QuantizationScheme(
     activations=QuantizedType(),
     weights=QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True),
     layers=CONVOLUTIONS | MATRIX_PRODUCTS,
-    closed=CONVOLUTIONS,
+    needs_quantized_output=CONVOLUTIONS,
     fused={"relu": {}, "relu6": {}, "hardtanh": {"min_val": 0}},
     elementwise=frozenset({"add", "mul", "cat", "sigmoid", "leaky_relu", "avg_pool2d", "adaptive_avg_pool2d"}),
     data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"}),

@@ -25,7 +25,7 @@ MIXED_SCHEME = QuantizationScheme(
     layers=CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | MATRIX_PRODUCTS,
     data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"}),
     quantizes_before_moves=True,
-    sums=FusedSums(CONVOLUTIONS, rounds_layer_result=True),
+    fused_sums=FusedSums(CONVOLUTIONS, rounds_layer_result=True),
     needs_zero_point_0=TRANSPOSED_CONVOLUTIONS,
     needs_single_group=TRANSPOSED_CONVOLUTIONS,
     weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS),

@@ -63,7 +63,7 @@ def test_clika_compare_targets_returns_row_per_target(compiled_module):
     found = compiled_module.clika_compare_targets(ORT, OPENVINO)
     assert [row.target for row in found.rows] == ["onnxruntime", "openvino"]
     for row in found.rows:
-        assert (row.layers, row.of_layers, row.share) == (3, 3, 1.0)
+        assert (row.layers, row.total_layers, row.share) == (3, 3, 1.0)
         assert row.seconds > 0
         assert row.ratio > 0
         assert row.bytes > 1000

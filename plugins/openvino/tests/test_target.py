@@ -130,7 +130,7 @@ def test_clika_export_missing_runtime_writes_onnx(monkeypatch, tmp_path):
     assert f"not compared: {message}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     (row,) = module.clika_compare_targets(DeploymentSettings_OpenVINO_ONNX()).rows
     assert (row.unavailable_reason, row.share, row.seconds, row.unsupported_reason) == (message, None, None, "")
-    assert row.layers == row.of_layers > 0
+    assert row.layers == row.total_layers > 0
     for call in (lambda: module.clika_export(tmp_path / "model.xml"), module.clika_explain):
         with pytest.raises(TargetError, match=message):
             call()

@@ -15,7 +15,7 @@ SCHEME = QuantizationScheme(
     QuantizedType(),
     QuantizedType(is_signed=True, is_symmetric=True),
     layers=frozenset({"conv2d", "linear", "matmul"}),
-    closed=frozenset({"conv2d"}),
+    needs_quantized_output=frozenset({"conv2d"}),
     fused={"relu": {}},
     elementwise=frozenset({"add", "mul", "cat"}),
     data_movement=frozenset({"max_pool2d", "reshape", "permute", "flatten"}),
@@ -106,14 +106,14 @@ def test_choose_placement_missing_range_or_skip_has_reason():
     assert len(found.layers) == 2
 
 
-OPEN = replace(SCHEME, closed=frozenset(), fused={}, elementwise=frozenset())
+OPEN = replace(SCHEME, needs_quantized_output=frozenset(), fused={}, elementwise=frozenset())
 """The scheme of a target whose layers return floats, which the next one makes integers of."""
 
 
 def test_choose_placement_fused_sums_quantize_operands():
     """A target with fused sums gets quantized operands, and a quantized layer result if it needs one."""
     for of_two, expected in ((True, ["conv2d", "input", "max_pool2d", "relu"]), (False, None)):
-        scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=of_two))
+        scheme = replace(OPEN, fused_sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=of_two))
         graph, found = choose_quantized_values(Residual(), torch.ones(1, 3, 8, 8), scheme=scheme)
         (added,) = [node for node in graph.nodes if node.op_type == "add"]
         rounded = [v.producer.op_type for v in added.inputs if v in found.scale_sources]
@@ -132,7 +132,7 @@ class Projected(nn.Module):
 
 def test_choose_placement_sum_of_two_layers_keeps_later_float():
     """Of two layers that are added, the later result stays in float."""
-    scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=False))
+    scheme = replace(OPEN, fused_sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=False))
     graph, found = choose_quantized_values(Projected(), torch.ones(1, 3, 8, 8), scheme=scheme)
     two, one = (node for node in graph.nodes if node.op_type == "conv2d")
     assert two.output in found.scale_sources
@@ -153,7 +153,7 @@ class Joined(nn.Module):
 def test_choose_placement_concat_operands_share_scale():
     """The operands of a concatenation share a scale if the target requires it."""
     graph, found = choose_quantized_values(
-        Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, joins=frozenset({"cat"}))
+        Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, shared_qparams=frozenset({"cat"}))
     )
     inner, outer = (node.output for node in graph.nodes if node.op_type == "cat")
     (relu,) = [node.output for node in graph.nodes if node.op_type == "relu"]

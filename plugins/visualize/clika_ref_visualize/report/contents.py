@@ -134,7 +134,7 @@ class ChosenRow:
     threshold: float | None
     """None without a threshold, for example if everything supported is quantized."""
     layers: int
-    of_layers: int
+    total_layers: int
     bytes: int
     sqnr: float | None
 

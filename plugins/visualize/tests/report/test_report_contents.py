@@ -102,13 +102,18 @@ def test_clika_report_thresholds_match_summary(module, contents):
         (row.threshold, row.layers, row.bytes) for row in found.what_if
     ]
     chosen = contents["chosen"]
-    assert (chosen["threshold"], chosen["layers"], chosen["of_layers"], chosen["bytes"]) == (0.005, 5, 6, found.bytes)
+    assert (chosen["threshold"], chosen["layers"], chosen["total_layers"], chosen["bytes"]) == (
+        0.005,
+        5,
+        6,
+        found.bytes,
+    )
 
 
 def test_clika_report_lists_own_target_by_default(contents):
     """Only the module's own target is listed by default, with its latency."""
     (row,) = contents["targets"]
-    assert (row["target"], row["layers"], row["of_layers"]) == ("onnxruntime", 5, 6)
+    assert (row["target"], row["layers"], row["total_layers"]) == ("onnxruntime", 5, 6)
     assert row["seconds"] > 0
     assert row["ratio"] > 0
 

@@ -52,7 +52,7 @@ function showThresholds(host) {
   const showRow = (row) => {
     readout.textContent = row
       ? `At ${formatNumber(row.threshold)}: ${formatPlural(row.layers, "quantized layer")}, ${formatBytes(row.bytes)}, ${formatDecibels(row.sqnr) || "SQNR unknown"}`
-      : `Chosen: ${chosen.threshold === null ? "all supported layers" : `threshold ${formatNumber(chosen.threshold)}`}, ${formatCount(chosen.layers)} of ${formatPlural(chosen.of_layers, "layer")} quantized, ${formatBytes(chosen.bytes)}${chosen.sqnr === null ? "" : `, ${formatDecibels(chosen.sqnr)}`}`;
+      : `Chosen: ${chosen.threshold === null ? "all supported layers" : `threshold ${formatNumber(chosen.threshold)}`}, ${formatCount(chosen.layers)} of ${formatPlural(chosen.total_layers, "layer")} quantized, ${formatBytes(chosen.bytes)}${chosen.sqnr === null ? "" : `, ${formatDecibels(chosen.sqnr)}`}`;
   };
   showRow(null);
   drawOnResize(frame, (width) => drawThresholds(width, rows, chosen, low, high, showRow));

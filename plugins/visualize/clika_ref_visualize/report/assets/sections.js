@@ -150,7 +150,7 @@ function showTargets() {
   const showIfSupported = (row, text) => (row.unsupported_reason ? "" : text);
   makeTable(getById("targets-table"), "Targets", [
     { title: "Target", value: (row) => row.target, cell: (row) => row.target },
-    { title: "Quantized layers", numeric: true, value: (row) => row.layers, cell: (row) => showIfSupported(row, `${formatCount(row.layers)} of ${formatCount(row.of_layers)}`) },
+    { title: "Quantized layers", numeric: true, value: (row) => row.layers, cell: (row) => showIfSupported(row, `${formatCount(row.layers)} of ${formatCount(row.total_layers)}`) },
     { title: "Quantized MACs", hint: "Share of all MACs that the runtime runs in INT8 or with low-bit weights", numeric: true, value: (row) => row.share, cell: (row) => (row.share === null ? "" : formatPercent(row.share, 1)) },
     { title: "File", numeric: true, value: (row) => row.bytes, cell: (row) => showIfSupported(row, formatBytes(row.bytes)) },
     { title: "Predicted SQNR", numeric: true, value: (row) => row.sqnr, cell: (row) => formatDecibels(row.sqnr) },
