@@ -215,5 +215,5 @@ def run(rounds: int = ROUNDS, crops: int = TEST_CROPS) -> None:
     ]
     photographs = len(CLASSES_BY_PHOTOGRAPH)
     title = f"EfficientNet-Lite0: {photographs * crops} crops of {photographs} photographs, batch 1 on one thread"
-    columns = ("", "right class, %", "same as float, %", "SQNR, dB", "size, MB", "latency, ms, of float")
+    columns = ("", "right class, %", "same as float, %", "SQNR, dB", "size, MB", "latency, ms (float = 1)")
     print_table(columns, rows, title=title)

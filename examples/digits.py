@@ -212,7 +212,7 @@ def show(rows: dict[str, tuple[float, ...]]) -> None:
         )
         for name, (accuracy, same, size, one, share, many, decibels) in rows.items()
     ]
-    columns = ["", "accuracy", "same decision", "size", "batch 1, of float", f"batch {BATCH}", "SQNR"]
+    columns = ["", "accuracy", "same decision", "size", "batch 1 (float = 1)", f"batch {BATCH}", "SQNR"]
     print_table(columns, texts, title="\n  450 test images, one thread")
 
 
