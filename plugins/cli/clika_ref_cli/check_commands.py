@@ -101,5 +101,4 @@ def _compare_two(comparing: Any, names: tuple[str, str], targets: list[str], dat
         names_of_targets = [targets[min(i, len(targets) - 1)] if targets else None for i in range(len(names))]
         first, second = (comparing.load_compared_model(*pair) for pair in zip(names, names_of_targets, strict=True))
         calls = comparing.select_calls((first, second), *data)
-    names_of_outputs = first.output_names or second.output_names
-    return comparing.measure_agreement(first.run, second.run, show_progress("Comparing", calls), names_of_outputs)
+    return comparing.compare_models(first, second, show_progress("Comparing", calls))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
-from clika_ref.export.model_comparison import Agreement
+from clika_ref.export.model_comparison import Agreement, measure_agreement
 from clika_ref.export.target_comparison import TargetComparison
 from clika_ref_cli.arguments import ModelKind, find_model_kind, load_model, require_kind
 from clika_ref_cli.artifacts import find_file_targets, find_inputs, make_artifact, open_target_file, read_onnx
@@ -185,6 +185,16 @@ def select_calls(subjects: Sequence[ComparedModel], inputs: Sequence[str], batch
             print_note("inputs are random numbers. Give --input to compare on your data.")
             return [subject.draw_inputs()]
     raise MisuseError("cannot compare: --input is missing. Give a shape such as 1x3x224x224, or a file of inputs.")
+
+
+def compare_models(first: ComparedModel, second: ComparedModel, calls: Iterable[Any]) -> Agreement:
+    """Compare the outputs of two models. Output names come from the first model that has them.
+
+    Raises:
+        ModelError: the models take different inputs, or return different numbers of tensors.
+        TargetError: a runtime fails.
+    """
+    return measure_agreement(first.run, second.run, calls, first.output_names or second.output_names)
 
 
 def compare_targets(text: str, targets: Sequence[str]) -> TargetComparison:
