@@ -54,7 +54,7 @@ class Pipe:
 FUNCTIONS = {
     "NET": call_by_name,
     "TABLE_n": call_by_table,
-    "by_table_TABLE_n": call_by_function,
+    "call_by_table_TABLE_n": call_by_function,
     "value_n": call_in_closure({"n": make_network()}, lambda d, x: d["n"](x)),
     "value_0_1": call_in_closure([(0, make_network())], lambda v, x: v[0][1](x)),
     "value_net": call_in_closure(types.SimpleNamespace(net=make_network()), lambda v, x: v.net(x)),

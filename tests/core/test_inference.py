@@ -171,7 +171,7 @@ def test_builder_several_results_returns_all_values(graph):
     first, second = graph("split_in_half", graph.takes(5))
     assert (first.type, second.type) == (float32(2), float32(3))
     assert (first.index, second.index) == (0, 1)
-    assert (first.name, second.name) == ("split_in_half", "halves_1")
+    assert (first.name, second.name) == ("split_in_half", "split_in_half_1")
 
 
 def test_builder_given_types_used_unchanged(graph):

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from log_files import read_logs
-from seeded_tensors import randn
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from calibrated_nets import HERE, Net, make_batches
+from log_files import read_logs
+from seeded_tensors import randn
 
 from clika_ref import (
     DeploymentSettings_TensorRT_ONNX,
