@@ -67,7 +67,7 @@ def training_run(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scenario", ["linear_layers", "convolutions", "int4", "by_options", "small_reservoir", "no_data_on_one"]
+    "scenario", ["linear_layers", "convolutions", "int4", "by_each_option", "small_reservoir", "no_data_on_one"]
 )
 def test_calibration_two_ranks_matches_one_process(quantizing_run, scenario):
     """Two ranks observe and decide the same as one process with all data."""
