@@ -1,4 +1,7 @@
-"""Record the model's lines in traces: tracers only recognize functions named ``forward``, and guards cite PyTorch."""
+"""Record the lines of the model for traced calls and guards.
+
+Tracers only recognize functions named ``forward``, and guards name lines of PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,21 @@ class LocatedSLoc(SLoc):
 
 @contextlib.contextmanager
 def record_model_lines(outermost: str) -> Iterator[None]:
-    """Record the model's lines, those inside the frames of file ``outermost``, for traced calls and guards."""
-    summary, frames = ShapeEnv._get_stack_summary, TracerBase._filter_traceback_frames
+    """Record the lines of the model for traced calls and guards.
 
-    def summarize(env: ShapeEnv, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:  # noqa: FBT001, FBT002 - PyTorch's
-        asking: Any = framework_loc or _innermost_frame(_is_interesting)
-        location, debug = summary(env, is_debug, asking)
-        model = _innermost_frame(_is_of_model, outermost)
+    Args:
+        outermost: the file that calls the model; only frames inside its frames belong to the model.
+    """
+    summarize_stack, filter_stack = ShapeEnv._get_stack_summary, TracerBase._filter_traceback_frames
+
+    def summarize(env: ShapeEnv, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:  # noqa: FBT001, FBT002 - PyTorch's signature
+        framework_line: Any = framework_loc or _find_innermost_frame(_is_interesting)
+        location, debug = summarize_stack(env, is_debug, framework_line)
+        model = _find_innermost_frame(_is_of_model, outermost)
         return LocatedSLoc(location.framework_loc, location.maybe_user_loc, model), debug
 
     def filter_frames(tracer: TracerBase, stack: StackSummary) -> StackSummary:
-        return StackSummary.from_list(_model_frames_within(outermost, stack)) or frames(tracer, stack)
+        return StackSummary.from_list(_select_model_frames(stack, outermost)) or filter_stack(tracer, stack)
 
     with patch_attributes(
         {(ShapeEnv, "_get_stack_summary"): summarize, (TracerBase, "_filter_traceback_frames"): filter_frames}
@@ -48,17 +55,18 @@ def record_model_lines(outermost: str) -> Iterator[None]:
         yield
 
 
-def _innermost_frame(is_meant: Callable[[FrameType], bool], outermost: str = "") -> FrameSummary | None:
-    """Return the innermost frame for which the predicate holds, inside the frames of a file."""
+def _find_innermost_frame(predicate: Callable[[FrameType], bool], outermost: str = "") -> FrameSummary | None:
+    """Return the innermost frame for which the predicate holds, inside the frames of the file ``outermost``."""
     frame: FrameType | None = sys._getframe(2)  # the caller of summarize
     while frame is not None and frame.f_code.co_filename != outermost:
-        if is_meant(frame):
+        if predicate(frame):
             return FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
 
 
 def _is_interesting(frame: FrameType) -> bool:
+    """Return whether PyTorch would name the line of a frame for a guard."""
     return frame.f_code.co_filename not in uninteresting_files()
 
 
@@ -66,6 +74,7 @@ def _is_of_model(frame: FrameType) -> bool:
     return is_model_frame(frame) and frame.f_code.co_filename != STRING_FILE_NAME
 
 
-def _model_frames_within(outermost: str, stack: StackSummary) -> list[FrameSummary]:
+def _select_model_frames(stack: StackSummary, outermost: str) -> list[FrameSummary]:
+    """Return the frames of the model, inside the frames of the file ``outermost``."""
     start = max((i for i, frame in enumerate(stack) if frame.filename == outermost), default=len(stack))
     return [frame for frame in stack[start:] if is_model_file(frame.filename) and frame.filename != STRING_FILE_NAME]

@@ -97,7 +97,7 @@ class Ranks:
     def _exchange_bytes(self, message: Tensor, failure: str | None = None) -> list[Tensor]:
         """Exchange messages of bytes; raise an error if another rank reports a failure.
 
-        All communication goes through this method, so that a failing rank meets the others wherever they are.
+        All communication goes through this method, so that the others notice a failed rank at their next message.
         """
         own = message if failure is None else torch.tensor(list(failure.encode()), dtype=torch.uint8)
         with _translate_errors():

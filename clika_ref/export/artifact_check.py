@@ -22,9 +22,10 @@ Its kernels add in another order, and the differences accumulate with depth: the
 """
 
 MAX_EAGER_ERROR_RATIO = 20.0
-"""Beyond `ROUNDING_TOLERANCE`: the maximum error of a runtime against float64, as a multiple of eager's own error.
+"""Maximum error of a runtime beyond `ROUNDING_TOLERANCE`, as a multiple of eager's error; both against float64.
 
-Correct float32 runtimes reach 19.9, the mildest precision cheat starts at 82 (measured over 2,640 comparisons).
+Correct float32 runtimes reach 19.9. The smallest loss of precision, TF32 inputs, starts at 82 (measured over 2,640
+comparisons).
 """
 
 
@@ -35,13 +36,13 @@ def compare_artifact(
     examples: Sequence[Sequence[torch.Tensor]],
     expected: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
 ) -> str:
-    """Run an artifact on every example, one tensor for each input; return one sentence for the log.
+    """Compare the results of an artifact and of its module on every example; return a sentence for the log.
 
     Args:
         artifact: the artifact.
         target: the target that runs it.
         graph: the graph that it was compiled from, to find the first node that differs.
-        examples: inputs of the graph.
+        examples: inputs of the graph, one tensor for each input.
         expected: computes the reference outputs, such as the module.
 
     Raises:
@@ -52,24 +53,24 @@ def compare_artifact(
         return f"not compared: {problem}"
     if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
-    runner, compared = load_runner(target, artifact), 0
+    runner, element_count = load_runner(target, artifact), 0
     for number, inputs in enumerate(examples, 1):
         reference = expected(inputs)
         found = runner(inputs)
-        compared += sum(x.numel() for x in reference)
-        wrong = describe_differences(reference, found, ROUNDING_TOLERANCE)
-        if wrong and not _is_within_rounding(graph, inputs, reference, found):
+        element_count += sum(x.numel() for x in reference)
+        differences = describe_differences(reference, found, ROUNDING_TOLERANCE)
+        if differences and not _is_within_rounding(graph, inputs, reference, found):
             try:
-                culprit = find_first_difference(target, graph, inputs)
-            except ClikaError as error:  # the runtime fails on the observed graph; that must not hide the mismatch
-                culprit = f"The first node that differs is unknown: {error}"
-            shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
+                first_difference = find_first_difference(target, graph, inputs)
+            except ClikaError as error:  # with all values as outputs, the runtime fails: report the mismatch anyway
+                first_difference = f"The first node that differs is unknown: {error}"
+            shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in differences.items())
             raise DisagreementError(
                 f"cannot verify the artifact: {target.describe_runtime()} returns other results than the module "
-                f"for input {number}: {shown}. {culprit}. The file was not moved into place. Compile with "
+                f"for input {number}: {shown}. {first_difference}. The file was not moved into place. Compile with "
                 "compare_after_export=False to inspect it."
             )
-    if not compared:
+    if not element_count:
         return "not compared: the outputs for these inputs are empty"
     counted = f"{len(examples)} input{'s' * (len(examples) > 1)}"
     return f"equal to the module within float rounding on {counted} in {target.describe_runtime()}"
@@ -78,25 +79,23 @@ def compare_artifact(
 def _is_within_rounding(
     graph: Graph, inputs: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> bool:
-    """Compare the runtime's error with eager's own error, both against the graph computed in float64."""
-    exact = compute_in_float64(graph, inputs)
-    for w, f, r in zip(reference, found, exact, strict=True):
-        if w.dtype != f.dtype or w.shape != f.shape or not w.is_floating_point():
-            if not torch.equal(w, f):
+    """Return whether the runtime's error is close enough to eager's, both against the graph computed in float64."""
+    for eager, own, exact in zip(reference, found, compute_in_float64(graph, inputs), strict=True):
+        if eager.dtype != own.dtype or eager.shape != own.shape or not eager.is_floating_point():
+            if not torch.equal(eager, own):
                 return False
-            continue
-        if not bool(_is_within(w.double(), f.double(), r.double()).all()):
+        elif not bool(_has_allowed_error(eager.double(), own.double(), exact.double()).all()):
             return False
     return True
 
 
-def _is_within(reference: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Whether each element equals eager's, or is as close to the exact one as `MAX_EAGER_ERROR_RATIO` allows."""
+def _has_allowed_error(reference: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return for each element whether it equals eager's, or its error is within `MAX_EAGER_ERROR_RATIO`."""
     errors = (reference - exact).abs()
     finite = errors.isfinite()
-    own = float(errors[finite].max()) if bool(finite.any()) else 0.0
+    eager_error = float(errors[finite].max()) if bool(finite.any()) else 0.0
     same = (found == reference) | (found == exact) | (found.isnan() & (reference.isnan() | exact.isnan()))
-    return same | ((found - exact).abs() <= MAX_EAGER_ERROR_RATIO * own)
+    return same | ((found - exact).abs() <= MAX_EAGER_ERROR_RATIO * eager_error)
 
 
 def compute_in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -115,19 +114,19 @@ def compute_in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[tor
 def find_first_difference(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
     """Find the first node that the runtime computes differently, by making every value an output.
 
-    That may change the fusions of the runtime, so the answer can be that no single node differs.
+    Further outputs may change the fusions of the runtime, so it is possible that no single node differs.
     """
     probe = graph.clone()
     nodes: list[tuple[Node, Value]] = [(n, v) for n in probe.nodes for v in n.outputs]
     results: dict[Value, torch.Tensor] = {}
 
-    def keep(node: Node, made: tuple[torch.Tensor, ...]) -> None:
-        results.update(zip(node.outputs, made, strict=True))
+    def store_results(node: Node, tensors: tuple[torch.Tensor, ...]) -> None:
+        results.update(zip(node.outputs, tensors, strict=True))
 
-    compute_outputs(probe, inputs, keep)
-    already = set(probe.outputs)
+    compute_outputs(probe, inputs, store_results)
+    outputs = set(probe.outputs)
     for _, value in nodes:
-        if value not in already:
+        if value not in outputs:
             probe.add_output(value)
     with compile_temporarily(probe, target) as artifact:
         found = dict(zip(probe.outputs, load_runner(target, artifact)(inputs), strict=True))

@@ -19,6 +19,7 @@ class LayerAdapter:
     """A row of the table: the adapter of one weight."""
 
     path: str
+    """Path of the module that owns the weight."""
     operator: str
     """The operator of the layers that read the weight."""
     shape: tuple[int, ...]
@@ -29,7 +30,7 @@ class LayerAdapter:
 
     @property
     def share(self) -> float:
-        """Number of elements of the adapter, divided by that of the weight."""
+        """Number of elements of the adapter, as a share of those of the weight."""
         return self.parameters / math.prod(self.shape)
 
 
@@ -48,7 +49,7 @@ class AdapterReport(HasTables):
     """The adapters of a module; prints as a table with a row for each."""
 
     layers: Sequence[LayerAdapter]
-    """The adapter of each layer."""
+    """The rows of the table."""
     elements: int
     """Number of elements of all parameters except the adapters."""
 
@@ -73,11 +74,11 @@ class AdapterReport(HasTables):
 
 
 def report_adapters(graph: Graph) -> AdapterReport:
-    """Return the adapters of a graph."""
-    found = adapters_of(graph)
-    own = {id(matrix) for adapter in found for matrix in (adapter.down, adapter.up)}
-    others = [v for v in graph.constants.values() if id(v) not in own and isinstance(v.data, nn.Parameter)]
-    return AdapterReport([_make_row(adapter) for adapter in found], sum(other.type.element_count for other in others))
+    """Return the adapters of a graph with their sizes, and the size of its other parameters."""
+    adapters = adapters_of(graph)
+    matrices = {id(matrix) for adapter in adapters for matrix in (adapter.down, adapter.up)}
+    others = [v for v in graph.constants.values() if id(v) not in matrices and isinstance(v.data, nn.Parameter)]
+    return AdapterReport([_make_row(adapter) for adapter in adapters], sum(v.type.element_count for v in others))
 
 
 def _make_row(adapter: Adapter) -> LayerAdapter:

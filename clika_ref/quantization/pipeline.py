@@ -71,12 +71,12 @@ class QuantizationPipeline:
     """Algorithms to use."""
     slow_layers: Mapping[Node, str] = field(default_factory=dict[Node, str])
     """Layers that stay in float because they are slower when quantized, with the slowdown."""
-    _began: float = field(default_factory=time.monotonic)
+    _start_time: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        only = self._weight_only_scheme
-        if only is not None:
-            list_layer_options(self._graph, only, self.chosen, self.settings, self._user_skips)
+        weight_only = self._weight_only_scheme
+        if weight_only is not None:
+            list_layer_options(self._graph, weight_only, self.chosen, self.settings, self._user_skips)
         else:
             _reject_widths(self.chosen, self.scheme)
 
@@ -90,8 +90,11 @@ class QuantizationPipeline:
             ModelError: the target supports none of the weight widths or block sizes in the settings.
         """
         settings = self.settings if threshold is None else self.settings.with_threshold(threshold)
-        only = self._weight_only_scheme
-        found = self._decide_full(settings) if only is None else self._decide_weight_only(settings, only)
+        weight_only = self._weight_only_scheme
+        if weight_only is None:
+            found = self._decide_with_activations(settings)
+        else:
+            found = self._decide_weight_only(settings, weight_only)
         if not found.plan.is_empty:
             found.plan.smoothing = self.calibration.table.smoothing or {}
         return found
@@ -100,10 +103,10 @@ class QuantizationPipeline:
     def _weight_only_scheme(self) -> WeightOnlyScheme | None:
         return self.scheme.weights_only if self.settings.prefer_weights_only_quantization else None
 
-    def _decide_weight_only(self, settings: QuantizationSettings, kind: WeightOnlyScheme) -> Quantization:
+    def _decide_weight_only(self, settings: QuantizationSettings, weight_only: WeightOnlyScheme) -> Quantization:
         found = quantize_weights_only(
             self.calibration,
-            kind,
+            weight_only,
             self.chosen,
             settings,
             self._skip_reasons,
@@ -114,39 +117,39 @@ class QuantizationPipeline:
 
     def _find_rounding_options(self) -> ClikaCompileOptions:
         """Return the options for the next weight: without GPTQ if it is on ``"auto"`` and the time is over."""
-        is_left = self.options.weight_rounding == "auto" and self._is_late
-        return replace(self.options, weight_rounding="off") if is_left else self.options
+        is_skipped = self.options.weight_rounding == "auto" and self._is_time_over
+        return replace(self.options, weight_rounding="off") if is_skipped else self.options
 
-    def _decide_full(self, settings: QuantizationSettings) -> Quantization:
-        ranging = self.observer_search
-        sensitivities, placement = ranging.sensitivities, self.placement
-        plan, error = replace(ranging.plan), ranging.error
+    def _decide_with_activations(self, settings: QuantizationSettings) -> Quantization:
+        search = self.observer_search
+        sensitivities, placement = search.sensitivities, self.placement
+        plan, error = replace(search.plan), search.error
         forced = self._find_forced_layers(settings)
         too_sensitive = _find_sensitive_layers(sensitivities, settings, forced)
         if too_sensitive:
             placement, plan, error = self._place_without(too_sensitive)
         cheap = self._find_cheap_layers(settings, {*too_sensitive, *forced})
         if cheap:
-            fewer = self._place_without({**too_sensitive, **cheap})
-            if self.options.mixed_precision == "on" or fewer[2] < error:
-                placement, plan, error = fewer
-        left: dict[str, float] = {}
+            mixed_placement, mixed_plan, mixed_error = self._place_without({**too_sensitive, **cheap})
+            if self.options.mixed_precision == "on" or mixed_error < error:
+                placement, plan, error = mixed_placement, mixed_plan, mixed_error
+        remaining: dict[str, float] = {}
         plan, error = self._try_change(
-            self.options.weight_rounding, lambda p: self._round_weights(p, left), plan, error
+            self.options.weight_rounding, lambda p: self._round_weights(p, remaining), plan, error
         )
-        left = {name: share for name, share in left.items() if name in plan.offsets}
+        remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
         reports = layer_reports(placement, sensitivities.of, self.scheme)
         varying = variance_share(sensitivities.outputs, self.evaluation.outputs)
         parts = {
-            n.name: replace(part, own=part.own * left.get(n.name, 1.0))
+            n.name: replace(part, own=part.own * remaining.get(n.name, 1.0))
             for n, part in sensitivities.parts.items()
             if n not in cheap or n in placement.layers
         }
         rows = predict_thresholds(reports, parts, sensitivities.joints, varying, error, graph=self._graph)
         kept_in_float = [node.origin.scope or node.name for node in placement.floats if node in cheap]
-        size, observers = count_file_bytes(self._graph, reports), ranging.observers_of(plan)
-        return Quantization(plan, reports, rows, ranging.observers, size, kept_in_float, observers)
+        size, observers = count_file_bytes(self._graph, reports), search.observers_of(plan)
+        return Quantization(plan, reports, rows, search.observers, size, kept_in_float, observers)
 
     def _place_without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
         """Return the placement with further layers in float, its plan, and its error on data."""
@@ -158,27 +161,26 @@ class QuantizationPipeline:
         """Return the layers, among those not decided yet, that cause much of the error and cost little."""
         if self.options.mixed_precision == "off" or not settings.automatic_skip_quantization:
             return {}
-        sensitivities, of = self.observer_search.sensitivities.without_layers(decided), self.placement
-        return select_float_layers(
-            sensitivities, {node: source_of_rounding(of.layers[node], of).name for node in sensitivities.parts}
-        )
+        sensitivities, placement = self.observer_search.sensitivities.without_layers(decided), self.placement
+        outputs = {node: source_of_rounding(placement.layers[node], placement).name for node in sensitivities.parts}
+        return select_float_layers(sensitivities, outputs)
 
     def _try_change(
         self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float
     ) -> tuple[Plan, float]:
         """Return a changed plan and its error on data, or those given if the change is off or no improvement."""
-        if switch == "off" or plan.is_empty or (switch == "auto" and self._is_late):
+        if switch == "off" or plan.is_empty or (switch == "auto" and self._is_time_over):
             return plan, error
         changed = change(plan)
         found = self.evaluation.error(changed)
         return (changed, found) if switch == "on" or found < error else (plan, error)
 
-    def _round_weights(self, plan: Plan, left: dict[str, float]) -> Plan:
-        """Return a plan with weights rounded by GPTQ; ``left`` receives the remaining share of each layer's error."""
+    def _round_weights(self, plan: Plan, remaining: dict[str, float]) -> Plan:
+        """Return a plan with weights rounded by GPTQ; ``remaining`` receives the remaining share of each error."""
         only_cheap = self.options.weight_rounding == "auto"
         batches = [self.calibration.reservoir.batches[i] for i in self._fitted_batches[: 1 if only_cheap else None]]
         found = round_weights(self._graph, plan, batches, only_cheap=only_cheap)
-        left.update({name: rounded.left for name, rounded in found.items()})
+        remaining.update({name: rounded.left for name, rounded in found.items()})
         return replace(plan, offsets={name: rounded.offsets for name, rounded in found.items()})
 
     def _correct_biases(self, plan: Plan, error: float) -> tuple[Plan, float]:
@@ -196,9 +198,15 @@ class QuantizationPipeline:
         return plan, error
 
     @property
-    def _is_late(self) -> bool:
+    def _is_time_over(self) -> bool:
+        """Whether `ClikaCompileOptions.algorithm_seconds` have passed."""
         seconds = self.options.algorithm_seconds
-        return bool(seconds) and time.monotonic() - self._began > seconds
+        return bool(seconds) and time.monotonic() - self._start_time > seconds
+
+    def _find_forced_layers(self, settings: QuantizationSettings) -> list[Node]:
+        """Return the layers to quantize regardless of their sensitivity."""
+        is_lossless = not settings.quantization_sensitivity_threshold
+        return [] if settings.skip_tail_quantization is not False or is_lossless else tail_layers(self._graph)
 
     # Results that do not depend on the threshold
 
@@ -225,11 +233,6 @@ class QuantizationPipeline:
             skipped |= {node: SKIP_TAIL_REASON for node in tail_layers(self._graph) if node not in skipped}
         return skipped
 
-    def _find_forced_layers(self, settings: QuantizationSettings) -> list[Node]:
-        """Return the layers to quantize regardless of their sensitivity."""
-        is_lossless = not settings.quantization_sensitivity_threshold
-        return [] if settings.skip_tail_quantization is not False or is_lossless else tail_layers(self._graph)
-
     def _place(self, skipped: Mapping[Node, str]) -> Placement:
         table = self.calibration.table
         return choose_placement(self._graph, self.scheme, table.has_range, skipped, is_negative=table.is_negative)
@@ -252,7 +255,7 @@ class QuantizationPipeline:
     @cached_property
     def observer_search(self) -> ObserverSearchResult:
         """The best observer of each activation, with the sensitivities of all layers."""
-        observers = OBSERVER_CANDIDATES[self.options.observer][: 1 if self._is_late else None]
+        observers = OBSERVER_CANDIDATES[self.options.observer][: 1 if self._is_time_over else None]
         return search_observers(self.planner, self.placement, self.evaluation, self._estimate_sensitivities, observers)
 
     def _estimate_sensitivities(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
@@ -264,16 +267,17 @@ class QuantizationPipeline:
 
 def _reject_widths(chosen: Mapping[Node, NodeSettings], scheme: QuantizationScheme) -> None:
     for node, choice in chosen.items():
-        for requested, kind, of in (
-            (choice.weights_num_bits, scheme.weights, "weights"),
-            ((choice.activations_num_bits,), scheme.activations, "activations"),
+        for requested, kind, option in (
+            (choice.weights_num_bits, scheme.weights, "weights_num_bits"),
+            ((choice.activations_num_bits,), scheme.activations, "activations_num_bits"),
         ):
-            lacking = [bits for bits in requested if bits not in (8, kind.bits)]
-            if len(lacking) == len(requested) and node.op.trait.weight is not None:
+            unsupported = [bits for bits in requested if bits not in (8, kind.bits)]
+            if len(unsupported) == len(requested) and node.op.trait.weight is not None:
                 used = f" (of which it uses {kind.bits} here)" if kind.bits != 8 else ""
+                form = ", alone or in a list" if option == "weights_num_bits" else ""
                 raise ModelError(
-                    f"{of}_num_bits: {lacking[0]} bits are requested for {node.name} in {node.origin}, but the target "
-                    f"supports 8{used}. Use 8 in {of}_num_bits{', alone or in a list' if of == 'weights' else ''}."
+                    f"{option}: {unsupported[0]} bits are requested for {node.name} in {node.origin}, but the target "
+                    f"supports 8{used}. Use 8 in {option}{form}."
                 )
 
 

@@ -69,8 +69,8 @@ class QuantizationSettings(CheckedSettings):
     quantization_sensitivity_threshold: float = 0.005
     """Largest share of the outputs' squared norm that quantizing a single layer may change; above, it stays in float.
 
-    0 only allows changes that keep the numbers. In addition, `ClikaCompileOptions.mixed_precision` keeps layers in
-    float that cost little and cause much of the error.
+    0 keeps all layers in float. Above 0, `ClikaCompileOptions.mixed_precision` also keeps layers in float that cost
+    little and cause much of the error.
     """
 
     prefer_weights_only_quantization: bool | None = None

@@ -37,8 +37,8 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 def is_undefined(operands: Sequence[Any], attrs: Mapping[str, Any], results: Sequence[torch.Tensor]) -> bool:
     """Return whether a call casts floats to an integer dtype that cannot hold them.
 
-    NaN, infinities and negative numbers cast to uint8 are examples. Casts are `to`, and reductions with a ``dtype``
-    argument (``sum(x, dtype=torch.int32)``).
+    Examples are NaN and infinities, and negative numbers for uint8. Besides `to`, reductions with a ``dtype`` argument
+    cast (``sum(x, dtype=torch.int32)``).
     """
     dtype = attrs.get("dtype")
     if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype == torch.bool or dtype.is_complex:
@@ -46,8 +46,8 @@ def is_undefined(operands: Sequence[Any], attrs: Mapping[str, Any], results: Seq
     limits = torch.iinfo(dtype)
     if not results or results[0].dtype != dtype:
         return False
-    wholes = [x.double().trunc() for x in operands if isinstance(x, torch.Tensor) and x.is_floating_point()]
-    return not all(bool(((x >= limits.min) & (x < limits.max + 1)).all()) for x in wholes)
+    truncated = [x.double().trunc() for x in operands if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return not all(bool(((x >= limits.min) & (x < limits.max + 1)).all()) for x in truncated)
 
 
 def has_undefined_calls(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
@@ -63,7 +63,7 @@ def has_undefined_calls(graph: Graph, values: Mapping[Value, torch.Tensor]) -> b
 def is_zero_sign_sensitive(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
     """Return whether an output depends on the sign of a zero (``1 / relu(-0.0)``).
 
-    Every error class leaves that sign unspecified.
+    Every error class (`clika_ref.core.accuracy`) leaves that sign unspecified.
     """
 
     def drop_zero_signs(_: Node, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -96,9 +96,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def has_memory_error(words: str) -> bool:
+def has_memory_error(output: str) -> bool:
     """Return whether the output of a process reports that it ran out of memory."""
-    return any(phrase in words for phrase in (*OUT_OF_MEMORY_PHRASES, "MemoryError"))
+    return any(phrase in output for phrase in (*OUT_OF_MEMORY_PHRASES, "MemoryError"))
 
 
 class _VerdictReached(Exception):  # noqa: N818 - control flow, not an error: the verdict is known
@@ -115,19 +115,22 @@ class CaseExecution:
         self.suite = suite
         self.folder = folder
         self.run = ""
-        """Name of the inputs that decide."""
+        """Name of the current inputs, and at the end of those that determine the verdict."""
         self.found: list[tuple[str, Comparison]] = []
+        """Comparison of each run, with the name of its inputs."""
         self.artifact: Artifact | None = None
         """Artifact of the last compilation."""
         self.occurred: set[str] = set()
+        """Ids of the deviations that occurred."""
         self.applicable: set[str] = set()
+        """Ids of the deviations that the target declares for these inputs."""
         self._weights = {
             n: v.data for n, v in case.graph.constants.items() if v.deferred_data is None and v.data is not None
         }
         self._original_weights = [weight.detach().clone() for weight in self._weights.values()]
 
     def execute(self) -> None:
-        """Take every step; return if none finds a failure."""
+        """Lower, compile, run and judge the case; return only if no step finds a failure."""
         graph = self._lower()
         rejection = find_unsupported(graph, self.suite)
         if rejection is not None:
@@ -151,9 +154,9 @@ class CaseExecution:
                 copies = [t.clone() for t in results]
                 try:
                     judge(run, results)
-                except _VerdictReached as wrong:
-                    if not is_random:  # results that change by themselves are nondeterministic, not wrong
-                        self._check_determinism(runner, run, copies, wrong)
+                except _VerdictReached as failure:
+                    if not is_random:  # results that differ between equal runs are nondeterministic, not wrong
+                        self._check_determinism(runner, run, copies, failure)
                     raise
                 kept.append((run, results, copies))
         if kept and not is_random:
@@ -179,8 +182,8 @@ class CaseExecution:
     def _compute_reference(self, run: CaseRun) -> CaseReference:
         self.run = run.name
         try:
-            trusting, arithmetic = self.suite.profile.trusts_eager, self.suite.arithmetic
-            reference = CaseReference(self.case.graph, run.inputs, trusts_eager=trusting, arithmetic=arithmetic)
+            trusts_eager, arithmetic = self.suite.profile.trusts_eager, self.suite.arithmetic
+            reference = CaseReference(self.case.graph, run.inputs, trusts_eager=trusts_eager, arithmetic=arithmetic)
         except exceptions_to_catch() as error:
             verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.SAMPLE
             raise _VerdictReached(verdict, f"eager rejects the call: {_format_error(error)}") from error
@@ -218,31 +221,14 @@ class CaseExecution:
             return None
         written = restore_tensors(run.inputs, before)
         self._check_weights_unchanged()
-        if not isinstance(results, list | tuple) or not all(isinstance(r, torch.Tensor) for r in results):
-            raise _VerdictReached(
-                Verdict.STRUCTURE, f"the runner returned a {_describe_type(results)} instead of a list of tensors"
-            )
-        if len(results) != count:
-            raise _VerdictReached(Verdict.STRUCTURE, f"the runner returned {len(results)} outputs instead of {count}")
-        for index, result in enumerate(results):
-            if result.device.type != "cpu" or result.layout is not torch.strided:
-                kind = f"{str(result.layout).removeprefix('torch.')} on {result.device}"
-                raise _VerdictReached(
-                    Verdict.STRUCTURE, f"output {index} is {kind}. Return strided tensors on the CPU."
-                )
+        _check_structure(results, count)
         if written:
             raise _VerdictReached(Verdict.CONTRACT, f"the target wrote into its input {written[0]}")
-        spans = sorted((*_get_address_range(t), i) for i, t in enumerate(run.inputs) if t.numel())
-        for index, result in enumerate(results):
-            start, end = _get_address_range(result)
-            position = bisect.bisect_left(spans, (end,))
-            if result.numel() and position and spans[position - 1][1] > start:
-                shared = spans[position - 1][2]
-                raise _VerdictReached(Verdict.CONTRACT, f"output {index} is a view of input {shared}. Return a copy.")
+        _check_memory_separate(run.inputs, results)
         return list(results)
 
     def _check_weights_unchanged(self) -> None:
-        """Fail a target that wrote into the weights, which are shared with the model, before anything reads them."""
+        """Restore weights that the target wrote into, and raise; the model shares them."""
         with torch.no_grad():
             written = restore_tensors([*self._weights.values()], self._original_weights)
         if written:
@@ -291,16 +277,16 @@ class CaseExecution:
             )
 
     def _check_determinism(
-        self, runner: Runner, run: CaseRun, results: list[torch.Tensor], wrong: _VerdictReached
+        self, runner: Runner, run: CaseRun, results: list[torch.Tensor], failure: _VerdictReached
     ) -> None:
         """Repeat a failing run once; report nondeterminism if the second result differs or the second run fails."""
         try:
             self._require_same_results(runner, run, results, "on a second run")
-        except _VerdictReached as other:
-            if other.comparison.verdict is Verdict.NONDETERMINISTIC:
+        except _VerdictReached as second:
+            if second.comparison.verdict is Verdict.NONDETERMINISTIC:
                 raise
-            message = f"on a second run: {other.comparison.message}; on the first: {wrong.comparison.message}"
-            raise _VerdictReached(Verdict.NONDETERMINISTIC, message) from other
+            message = f"on a second run: {second.comparison.message}; on the first: {failure.comparison.message}"
+            raise _VerdictReached(Verdict.NONDETERMINISTIC, message) from second
 
     def _require_same_results(self, runner: Runner, run: CaseRun, results: list[torch.Tensor], when: str) -> None:
         self.run = run.name
@@ -308,6 +294,31 @@ class CaseExecution:
         for index, (old, new) in enumerate(zip(results, again or (), strict=again is not None)):
             if not has_same_bits(old, new):
                 raise _VerdictReached(Verdict.NONDETERMINISTIC, _describe_change(index, old, new, when))
+
+
+def _check_structure(results: Any, count: int) -> None:
+    """Check that a runner returned ``count`` strided tensors on the CPU."""
+    if not isinstance(results, list | tuple) or not all(isinstance(r, torch.Tensor) for r in results):
+        raise _VerdictReached(
+            Verdict.STRUCTURE, f"the runner returned a {_describe_type(results)} instead of a list of tensors"
+        )
+    if len(results) != count:
+        raise _VerdictReached(Verdict.STRUCTURE, f"the runner returned {len(results)} outputs instead of {count}")
+    for index, result in enumerate(results):
+        if result.device.type != "cpu" or result.layout is not torch.strided:
+            kind = f"{str(result.layout).removeprefix('torch.')} on {result.device}"
+            raise _VerdictReached(Verdict.STRUCTURE, f"output {index} is {kind}. Return strided tensors on the CPU.")
+
+
+def _check_memory_separate(inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Check that no result shares memory with an input."""
+    spans = sorted((*_get_address_range(t), i) for i, t in enumerate(inputs) if t.numel())
+    for index, result in enumerate(results):
+        start, end = _get_address_range(result)
+        position = bisect.bisect_left(spans, (end,))
+        if result.numel() and position and spans[position - 1][1] > start:
+            shared = spans[position - 1][2]
+            raise _VerdictReached(Verdict.CONTRACT, f"output {index} is a view of input {shared}. Return a copy.")
 
 
 INTEGER_DTYPE_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -335,7 +346,7 @@ def has_same_type(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def restore_tensors(tensors: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> list[int]:
-    """Return the indices of modified tensors and restore their contents, as other checks use the tensors too."""
+    """Restore the contents of modified tensors, which other checks use too, and return their indices."""
     written = [
         i
         for i, (tensor, original) in enumerate(zip(tensors, before, strict=True))

@@ -132,7 +132,7 @@ def _(original, node, build):
     if amounts is None:
         return original(node, build)
     idle = all(isinstance(a, int) for a in amounts) and sum(amounts) == 0
-    return remove_identities._same_type(node.inputs[0], node) if idle else Skip("it moves elements")
+    return remove_identities._return_if_same_type(node.inputs[0], node) if idle else Skip("it moves elements")
 
 
 @FAULTS.rule(
@@ -144,7 +144,7 @@ def _(original, node, build):
 def _(original, node, build):
     match node.op_type, node.inputs:
         case "div", (Value() as x, 1 | 1.0):
-            return remove_identities._same_type(x, node)
+            return remove_identities._return_if_same_type(x, node)
     return original(node, build)
 
 
@@ -157,7 +157,7 @@ def _(original, node, build):
 def _(original, node, build):
     match node.op_type, node.inputs:
         case "sub", (0 | 0.0, Value() as x) if node.attrs["alpha"] == 1:
-            return remove_identities._same_type(x, node)
+            return remove_identities._return_if_same_type(x, node)
     return original(node, build)
 
 

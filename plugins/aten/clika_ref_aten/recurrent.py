@@ -25,7 +25,10 @@ GRU_GATES = (1, 0, 2)
 
 
 def _make_converter(op):
-    """Return the conversion of ATen's call of a network: states and parameters are lists, and dropout must be off."""
+    """Return the conversion of ATen's call of a network, which passes states and parameters as lists.
+
+    Dropout between layers is rejected.
+    """
 
     def convert(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         if dropout and train and num_layers > 1:
@@ -47,8 +50,8 @@ def _make_converter(op):
     return convert
 
 
-def _type(states):
-    """Return the type rule of a network: fake tensors unroll it, which needs a static length."""
+def _make_type_rule(states):
+    """Return the type rule of a network, since types from fake tensors would unroll it over a static length."""
 
     def rule(x, *operands, batch_first, bidirectional, **_):
         *sequence, _ = x.shape
@@ -59,14 +62,15 @@ def _type(states):
     return rule
 
 
-def _network(op_type, gates, **attrs):
+def _make_lowering(op_type, gates, **attrs):
     """Return the lowering of a network to one ONNX node per layer, including both directions."""
     states = 2 if op_type == "LSTM" else 1
 
     def lower(op, x, *operands, has_biases, num_layers, bidirectional, batch_first):
         initial, params = operands[:states], operands[states:]
-        count, directions = 4 if has_biases else 2, 2 if bidirectional else 1
-        if len(params) != num_layers * directions * count:
+        per_direction, directions = 4 if has_biases else 2, 2 if bidirectional else 1
+        per_layer = directions * per_direction
+        if len(params) != num_layers * per_layer:
             raise TargetError(
                 f"{op_type.lower()} with {len(params)} parameters for {num_layers} layers: ONNX does not support a "
                 "projection of the hidden state. Build the network with proj_size=0."
@@ -74,15 +78,16 @@ def _network(op_type, gates, **attrs):
         hidden = op.shape(params[1])[-1]
         if batch_first:
             x = op.Transpose(x, perm=[1, 0, 2])
-        layers = [_split_layers(op, state, num_layers, directions) for state in initial]
+        split_states = [_split_layers(op, state, num_layers, directions) for state in initial]
         finals = []
-        for layer, own in enumerate(zip(*layers, strict=True)):
-            chunk = params[layer * directions * count : (layer + 1) * directions * count]
-            stacked = _stack_parameters(op, [chunk[i : i + count] for i in range(0, len(chunk), count)], gates)
-            direction = "bidirectional" if bidirectional else "forward"
-            y, *last = op.node(
-                op_type, x, *stacked, None, *own, outputs=1 + states, hidden_size=hidden, direction=direction, **attrs
+        for layer, layer_states in enumerate(zip(*split_states, strict=True)):
+            own = params[layer * per_layer : (layer + 1) * per_layer]
+            stacked = _stack_parameters(
+                op, [own[i : i + per_direction] for i in range(0, per_layer, per_direction)], gates
             )
+            direction = "bidirectional" if bidirectional else "forward"
+            inputs = (x, *stacked, None, *layer_states)  # None: all sequences have the full length
+            y, *last = op.node(op_type, *inputs, outputs=1 + states, hidden_size=hidden, direction=direction, **attrs)
             x = _merge_directions(op, y, directions)
             finals.append(last)
         if batch_first:
@@ -125,7 +130,7 @@ def _stack_parameters(op, directions, gates):
     return (*weights, concat([op.Concat(w, r, axis=1) for w, r in zip(*columns[2:], strict=True)]))
 
 
-def _sampler(gates, states):
+def _make_sampler(gates, states):
     def sample(draw, s):
         layers, directions = draw(s.choice(1, 2)), draw(s.choice(1, 2))
         batch_first, has_biases = draw(s.booleans()), draw(s.choice(True, False))
@@ -170,13 +175,13 @@ def lstm(
 
 
 lstm.from_torch(aten.lstm.input)(_make_converter(lstm))
-lstm.types(_type(2))
-lstm.onnx(_network("LSTM", LSTM_GATES))
-lstm.samples(_sampler(4, 2))
+lstm.types(_make_type_rule(2))
+lstm.onnx(_make_lowering("LSTM", LSTM_GATES))
+lstm.samples(_make_sampler(4, 2))
 
 
-def _declare_single_state(name: str, doc: str, gates: int, lowering: Callable[..., Any]) -> Operator:
-    """Declare a network with one state."""
+def _declare_single_state_network(name: str, doc: str, gates: int, lowering: Callable[..., Any]) -> Operator:
+    """Declare a network with a single state, unlike `lstm` with two."""
     run = getattr(torch, name)
 
     @operator(error=COMPOSE, quant=float_layer(matrices=2))
@@ -187,39 +192,39 @@ def _declare_single_state(name: str, doc: str, gates: int, lowering: Callable[..
         return run(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
     network.from_torch(getattr(aten, name).input)(_make_converter(network))
-    network.types(_type(1))
+    network.types(_make_type_rule(1))
     network.onnx(lowering)
-    network.samples(_sampler(gates, 1))
+    network.samples(_make_sampler(gates, 1))
     return network
 
 
-def _relu_network(op, *operands, bidirectional, **attrs):
-    lower = _network("RNN", None, activations=["Relu"] * (2 if bidirectional else 1))
+def _lower_relu_network(op, *operands, bidirectional, **attrs):
+    lower = _make_lowering("RNN", None, activations=["Relu"] * (2 if bidirectional else 1))
     return lower(op, *operands, bidirectional=bidirectional, **attrs)
 
 
 STEP_DOC = "``h = {activation}(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."
 
-gru = _declare_single_state(
+gru = _declare_single_state_network(
     "gru",
     "GRU over ``x[t, b, i]`` from the state ``h``; returns the outputs and the final state. See `lstm`.",
     3,
-    _network("GRU", GRU_GATES, linear_before_reset=1),
+    _make_lowering("GRU", GRU_GATES, linear_before_reset=1),
 )
-rnn_tanh = _declare_single_state("rnn_tanh", STEP_DOC.format(activation="tanh"), 1, _network("RNN", None))
-rnn_relu = _declare_single_state("rnn_relu", STEP_DOC.format(activation="relu"), 1, _relu_network)
+rnn_tanh = _declare_single_state_network("rnn_tanh", STEP_DOC.format(activation="tanh"), 1, _make_lowering("RNN", None))
+rnn_relu = _declare_single_state_network("rnn_relu", STEP_DOC.format(activation="relu"), 1, _lower_relu_network)
 
 
 # Cells: single steps
 
 
-def _gates(op, x, weight, bias, count) -> Any:
+def _lower_gates(op, x, weight, bias, count) -> Any:
     """Return ``x @ weight.T + bias``, split into its gates."""
     product, width = op.Gemm(x, weight, bias, transB=1), op.result.shape[-1]
     return op.Split(product, op.ints([width] * count), axis=1, outputs=count) if count > 1 else (product,)
 
 
-def _cell_sampler(gates, states):
+def _make_cell_sampler(gates, states):
     def sample(draw, s):
         batch, width, hidden = (draw(s.integers(1, 4)) for _ in range(3))
         rows, small = gates * hidden, {"low": -1, "high": 1}
@@ -252,17 +257,17 @@ def _(x, h, c, *_):
 
 @lstm_cell.onnx
 def _(op, x, h, c, w_ih, w_hh, b_ih=None, b_hh=None):
-    pairs = zip(_gates(op, x, w_ih, b_ih, 4), _gates(op, h, w_hh, b_hh, 4), strict=True)
-    enter, forget, cell, leave = (op.Add(a, b) for a, b in pairs)
-    entering = op.Mul(op.Sigmoid(enter), op.Tanh(cell))
-    forget, c, entering, leave = op.promote(op.Sigmoid(forget), c, entering, op.Sigmoid(leave))
-    new = op.Add(op.Mul(forget, c), entering)
-    return op.Mul(leave, op.Tanh(new)), new
+    pairs = zip(_lower_gates(op, x, w_ih, b_ih, 4), _lower_gates(op, h, w_hh, b_hh, 4), strict=True)
+    input_gate, forget_gate, cell_gate, output_gate = (op.Add(a, b) for a, b in pairs)
+    added = op.Mul(op.Sigmoid(input_gate), op.Tanh(cell_gate))
+    forget, c, added, output = op.promote(op.Sigmoid(forget_gate), c, added, op.Sigmoid(output_gate))
+    new_c = op.Add(op.Mul(forget, c), added)
+    return op.Mul(output, op.Tanh(new_c)), new_c
 
 
 @lstm_cell.samples
 def _(draw, s):
-    call = _cell_sampler(4, 2)(draw, s)
+    call = _make_cell_sampler(4, 2)(draw, s)
     x, h, c, *params = call.operands
     if draw(s.choice(False, True)):
         c = draw(s.tensor(shape=c.shape, low=-1, high=1, dtype=torch.int32))
@@ -284,14 +289,14 @@ def _(x, h, *_):
 
 @gru_cell.onnx
 def _(op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
-    x_reset, x_update, x_new = _gates(op, x, w_ih, b_ih, 3)
-    h_reset, h_update, h_new = _gates(op, h, w_hh, b_hh, 3)
+    x_reset, x_update, x_new = _lower_gates(op, x, w_ih, b_ih, 3)
+    h_reset, h_update, h_new = _lower_gates(op, h, w_hh, b_hh, 3)
     reset, update = op.Sigmoid(op.Add(x_reset, h_reset)), op.Sigmoid(op.Add(x_update, h_update))
     new = op.Tanh(op.Add(x_new, op.Mul(reset, h_new)))
     return op.Add(new, op.Mul(update, op.Sub(h, new)))
 
 
-gru_cell.samples(_cell_sampler(3, 1))
+gru_cell.samples(_make_cell_sampler(3, 1))
 
 
 def _declare_simple_cell(name: str, doc: str, activation: str) -> Operator:
@@ -307,9 +312,9 @@ def _declare_simple_cell(name: str, doc: str, activation: str) -> Operator:
 
     @cell.onnx
     def _(op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
-        return op.node(activation, op.Add(*_gates(op, x, w_ih, b_ih, 1), *_gates(op, h, w_hh, b_hh, 1)))
+        return op.node(activation, op.Add(*_lower_gates(op, x, w_ih, b_ih, 1), *_lower_gates(op, h, w_hh, b_hh, 1)))
 
-    cell.samples(_cell_sampler(1, 1))
+    cell.samples(_make_cell_sampler(1, 1))
     return cell
 
 

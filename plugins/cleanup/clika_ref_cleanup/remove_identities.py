@@ -12,7 +12,7 @@ from clika_ref_cleanup.cleanup_pass import RulePass
 IDENTITY_IF_SAME_TYPE = (
     *("identity", "alias", "clone", "contiguous", "lift_fresh_copy"),
     *("to", "reshape", "view", "flatten", "unflatten", "expand", "squeeze", "repeat", "tile"),
-    # A slice of unchanged length starts at 0 with step 1, and a split into one piece is the whole.
+    # A slice of unchanged length starts at 0 with step 1, and a split with a single result returns all elements.
     *("slice", "narrow", "cat", "concat", "split", "split_with_sizes", "chunk"),
 )
 """Operators that return their operand whenever the result has its type."""
@@ -24,7 +24,7 @@ def remove_identity(node: Node, build: Builder):
     operands = [v for v in node.inputs if isinstance(v, Value)]
     if len(operands) != 1 or len(node.outputs) != 1:
         return Skip("joins or splits")
-    return _same_type(operands[0], node)
+    return _return_if_same_type(operands[0], node)
 
 
 @rule("permute", "roll", "pad", "constant_pad_nd")
@@ -38,7 +38,7 @@ def remove_idle_move(node: Node, build: Builder):
             idle = all(isinstance(a, int) and a == 0 for a in amounts)
         case _:
             idle = False
-    return _same_type(x, node, 1) if idle else Skip("moves elements")
+    return _return_if_same_type(x, node, 1) if idle else Skip("moves elements")
 
 
 @rule("add", "sub", "mul", "div", "pow")
@@ -55,10 +55,11 @@ def remove_neutral_operand(node: Node, build: Builder):
         return Skip("scales or rounds too", 1)
     if number != (0 if node.op_type in ("add", "sub") else 1):
         return Skip(f"{number} is not neutral", 1)
-    return _same_type(x, node, 2)
+    return _return_if_same_type(x, node, 2)
 
 
-def _same_type(x: Any, node: Node, closeness: int = 0):
+def _return_if_same_type(x: Any, node: Node, closeness: int = 0):
+    """Return an operand to replace the result of a node, or `Skip` if its type differs."""
     if x.type != node.output.type:
         return Skip(f"changes {x.type} into {node.output.type}", closeness)
     return x
@@ -67,9 +68,9 @@ def _same_type(x: Any, node: Node, closeness: int = 0):
 class RemoveIdentities(RulePass):
     """Remove copies, casts and shape changes without effect, and arithmetic with neutral numbers.
 
-    Equal in every element: ``x + 0.0`` becomes ``x``, which differs only in the sign of the zero where ``x`` is -0.0.
-    ``detach`` stays (it stops gradients); see ``remove-detach``. Values of constants are ignored: a parameter that is
-    1 now may be trained.
+    All elements stay equal. Only the sign of a zero may change: ``x + 0.0`` is 0.0 where ``x`` is -0.0, and becomes
+    ``x``. ``detach`` stays (it stops gradients); see ``remove-detach``. Values of constants are ignored: a parameter
+    that is 1 now may be trained.
     """
 
     name = "remove-identities"

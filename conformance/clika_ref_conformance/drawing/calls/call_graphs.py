@@ -40,6 +40,7 @@ def has_huge_result(op: Operator, operands: Sequence[Any], attrs: dict[str, Any]
 
 
 def _add_inputs(graph: Graph, operands: Sequence[Any]) -> list[Any]:
+    """Add a graph input for each tensor; return the operands with these inputs in place of the tensors."""
     return [
         graph.add_input(TensorType(o.dtype, tuple(o.shape)), f"x{len(graph.inputs)}")
         if isinstance(o, torch.Tensor)

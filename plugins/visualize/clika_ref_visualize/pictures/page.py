@@ -15,18 +15,20 @@ from clika_ref_visualize.pictures.svg import QUANTIZED_EDGE_LEGEND, STYLE_SHEET,
 
 
 def write_page(drawing: PictureDrawing) -> bytes:
-    """Return a drawing as an HTML file."""
+    """Return the bytes of a self-contained HTML file that shows a drawing."""
     arrangement = arrange(drawing)
-    chips = [f'<span><i style="background:{ROLE_COLORS[role].title}"></i>{role.value}</span>' for role in drawing.roles]
+    legend = [
+        f'<span><i style="background:{ROLE_COLORS[role].title}"></i>{role.value}</span>' for role in drawing.roles
+    ]
     if drawing.has_quantized_edges:
-        chips.append(
+        legend.append(
             f'<span><i class="line" style="background:{QUANTIZED_EDGE_COLOR}"></i>{QUANTIZED_EDGE_LEGEND}</span>'
         )
     page = Template(_read_asset("page.html")).substitute(
         title=escape(drawing.title),
         subtitle=escape(drawing.subtitle),
         style=f"{STYLE_SHEET}\n{_read_asset('page.css')}",
-        legend="\n".join(chips),
+        legend="\n".join(legend),
         picture="\n".join([*render_markers(), '<g id="world">', *render_contents(arrangement), "</g>"]),
         layout=json.dumps(make_layout(arrangement), separators=(",", ":")).replace("</", "<\\/"),
         script=_read_asset("page.js"),
@@ -39,15 +41,15 @@ def _read_asset(name: str) -> str:
 
 
 def make_layout(arrangement: Arrangement) -> dict[str, Any]:
-    """Return the data that the page needs to redo a layout after folding: everything except the columns can move."""
+    """Return the data that the page needs to lay out a group again after folding; columns keep their positions."""
     members: list[dict[str, Any]] = []
     for member in arrangement.members:
-        inner = member.content
+        content = member.content
         entry: dict[str, Any] = {"layer": member.layer, "x": member.x}
-        if isinstance(inner, Box):
-            entry |= {"key": inner.key, "height": member.height}
+        if isinstance(content, Box):
+            entry |= {"key": content.key, "height": member.height}
         else:
-            entry |= {"key": inner.group.key, "group": make_layout(inner)}
+            entry |= {"key": content.group.key, "group": make_layout(content)}
         members.append(entry)
     routes = [{"source": r.source, "target": r.target, "columns": r.columns} for r in arrangement.routes]
     return {
