@@ -155,11 +155,11 @@ def clika_compile(
         return module_or_func  # type: ignore[return-value]
     arguments = locals()  # only the arguments at this point
     # Importing torch.export and sympy takes a second, so the first compilation pays for it and not the import.
-    from clika_ref.pipeline import CompileArguments, compile_model  # noqa: PLC0415
+    from clika_ref.pipeline import CompileRequest, compile_model  # noqa: PLC0415
 
     with open_ranks(distributed_training_settings) as ranks:
         check_arguments(arguments)
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
         checked: dict[str, Any] = arguments | {"clika_compile_options": options}
-        request = CompileArguments(**{field.name: checked[field.name] for field in fields(CompileArguments)})
+        request = CompileRequest(**{field.name: checked[field.name] for field in fields(CompileRequest)})
         return compile_model(module_or_func, request, ranks)

@@ -82,7 +82,7 @@ COMPARED_ARGUMENTS = (
 
 
 @dataclass(frozen=True)
-class CompileArguments:
+class CompileRequest:
     """Arguments of `clika_compile`, by their names."""
 
     tracing_inputs: Iterable[Any] | None
@@ -124,7 +124,7 @@ class CompileArguments:
 
 @run_in_one_stack_chunk
 def compile_model(
-    module_or_func: torch.nn.Module | Callable[..., Any], arguments: CompileArguments, ranks: Ranks
+    module_or_func: torch.nn.Module | Callable[..., Any], arguments: CompileRequest, ranks: Ranks
 ) -> torch.nn.Module | ClikaModule:
     """Compile a model from the checked arguments of `clika_compile`."""
     check_same_settings(_collect_settings_to_compare(arguments), ranks)
@@ -164,14 +164,14 @@ def _load_registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
     return registry
 
 
-def _collect_settings_to_compare(arguments: CompileArguments) -> dict[str, Any]:
+def _collect_settings_to_compare(arguments: CompileRequest) -> dict[str, Any]:
     """Return the arguments of `clika_compile` that must be equal on all ranks, by name."""
     found = {name: getattr(arguments, name) for name in COMPARED_ARGUMENTS}
     layers = {name: found[name] or None for name in LAYER_SETTINGS_TYPES}
     return found | layers | {"dynamic": arguments.dynamic is not False}
 
 
-def _collect_settings_to_log(arguments: CompileArguments) -> dict[str, dict[str, Any]]:
+def _collect_settings_to_log(arguments: CompileRequest) -> dict[str, dict[str, Any]]:
     options, deployment = arguments.clika_compile_options, arguments.deployment_settings
     switches = {name: getattr(arguments, name) for name in SWITCH_ARGUMENTS}
     distributed = arguments.distributed_training_settings
@@ -188,7 +188,7 @@ def _collect_settings_to_log(arguments: CompileArguments) -> dict[str, dict[str,
     }
 
 
-def _warn_about_arguments(arguments: CompileArguments, ranks: Ranks, log: CompilationLog) -> None:
+def _warn_about_arguments(arguments: CompileRequest, ranks: Ranks, log: CompilationLog) -> None:
     if arguments.quantization_settings is not None and not arguments.is_model_pretrained:
         log.warning(UNTRAINED_WARNING)
     if arguments.quantization_settings is not None and not ranks.is_distributed and find_separate_processes():
@@ -202,7 +202,7 @@ class _CompileContext:
     """The state of one compilation."""
 
     callee: TracedCallable
-    arguments: CompileArguments
+    arguments: CompileRequest
     registry: Registry
     log: CompilationLog
     ranks: Ranks
@@ -415,7 +415,7 @@ def _copy_tensor(data: torch.Tensor) -> torch.Tensor:
 
 
 def _record_examples(
-    module: ClikaModule, captured: CaptureResult, calibration: Calibration | None, arguments: CompileArguments
+    module: ClikaModule, captured: CaptureResult, calibration: Calibration | None, arguments: CompileRequest
 ) -> None:
     """Keep the traced calls and the unread calibration data in the state of the module."""
     state = module.clika_state
