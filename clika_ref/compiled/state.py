@@ -245,7 +245,7 @@ class CompiledState:
 
 
 class CompiledModule(nn.Module):
-    """A module with a `CompiledState`, as the functions below `ClikaModule` see it; it has no behaviour of its own."""
+    """A module with a `CompiledState`, as the functions below `ClikaModule` see it; it has no behavior of its own."""
 
     clika_state: CompiledState
 
