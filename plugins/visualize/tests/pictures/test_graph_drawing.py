@@ -75,7 +75,8 @@ def test_build_drawing_modules_become_groups():
     assert body.title == "body"
     assert [member.title for member in body.members] == ["body.0", "body.1"]
     assert [dict(box.rows)["name"] for box in body.members[0].members] == ["body.0.first", "body.0.second", "plus"]
-    assert [dict(box.rows)["name"] for box in drawing.root.members if box is not body] == ["x", "stem", "head", "layer_5"]
+    others = [dict(box.rows)["name"] for box in drawing.root.members if box is not body]
+    assert others == ["x", "stem", "head", "layer_5"]
 
 
 def test_build_drawing_without_plan_has_no_int8():
