@@ -203,7 +203,7 @@ class CompiledState:
         self.unfinished = self.unfinished and self.unfinished.move(before, after)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles keep; they build the rest again, or have no use for it."""
+        """Return the fields that copies and pickles keep. The others are built again, or not needed."""
         kept = ("deployment", "options", "logs_dir", "timings", "warnings", "idle_dropouts", "examples_are_data")
         state = {name: getattr(self, name) for name in (*kept, "quantized")} | {"example_sizes": self.sizes}
         if self._graph is not None:
