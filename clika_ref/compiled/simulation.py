@@ -127,7 +127,7 @@ class Simulation:
 
 
 def _require_current(built: _BuiltSimulation | None) -> _BuiltSimulation:
-    """Return what was built, if its weights have not changed.
+    """Return the built simulation, if its weights have not changed.
 
     Raises:
         ModelError: nothing was built, or a weight has changed.

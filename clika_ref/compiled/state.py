@@ -203,7 +203,7 @@ class CompiledState:
         self.unfinished = self.unfinished and self.unfinished.move(before, after)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles keep; they build the rest again, or have no use for it."""
+        """Return the fields that copies and pickles keep. The others are built again, or not needed."""
         kept = ("deployment", "options", "logs_dir", "timings", "warnings", "idle_dropouts", "examples_are_data")
         state = {name: getattr(self, name) for name in (*kept, "quantized")} | {"example_sizes": self.sizes}
         if self._graph is not None:
@@ -245,7 +245,7 @@ class CompiledState:
 
 
 class CompiledModule(nn.Module):
-    """A module with a `CompiledState`, as the functions below `ClikaModule` see it; it has no behaviour of its own."""
+    """A module with a `CompiledState`, as the functions below `ClikaModule` see it; it has no behavior of its own."""
 
     clika_state: CompiledState
 

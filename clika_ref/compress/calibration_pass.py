@@ -1,4 +1,4 @@
-"""The calibration pass, in one process or several: search for SmoothQuant factors, then collect statistics."""
+"""The calibration pass, in one process or several: search SmoothQuant factors, apply them, and collect statistics."""
 
 from __future__ import annotations
 
@@ -49,47 +49,48 @@ UNEVEN_RANKS_WARNING = (
 def prepare_calibration(
     graph: Graph, request: QuantizationRequest, registry: Registry, found: Calibration | None = None
 ) -> Calibration:
-    """Return a calibration of the lowered form of a graph.
+    """Lower a clone of a graph, and return a calibration of it.
 
     Args:
         graph: in float; it is not changed.
         request: the target and the settings.
         registry: the operators and passes.
-        found: another calibration with ranges to start with.
+        found: an earlier calibration; the new one keeps its ranges and batches.
 
     Raises:
         ModelError: weights are NaN or infinite.
     """
     reject_nonfinite_weights(graph)
     clone, model = graph.clone(), fingerprint(graph)
-    aside = tuple(detach_adapters(clone, is_quantized=True))
-    lower(clone, registry, request.target, for_any_weights=bool(aside))
+    detached_adapters = tuple(detach_adapters(clone, is_quantized=True))
+    lower(clone, registry, request.target, for_any_weights=bool(detached_adapters))
     if found is None:
         calibration = Calibration(
             clone, RangeTable(smoothing_purpose=request.smoothing_purpose, model=model), model=model
         )
     else:
         calibration = found.of(clone, model)
-    calibration.detached_adapters = aside
+    calibration.detached_adapters = detached_adapters
     apply_table_smoothing(calibration, registry)
     return calibration
 
 
 def apply_table_smoothing(calibration: Calibration, registry: Registry) -> None:
-    """Apply the SmoothQuant factors of the table, and compute all weights once instead of at each read.
+    """Apply the SmoothQuant factors of the range table to the graph, and compute each deferred constant once.
 
-    Weights get no gradients: equal ones are merged by now, and a mean that is also a bias must not get one. Adapters
-    are added again once the factors are known, since their matrices are multiplied by them.
+    Adapters are added again once the factors are known, since their matrices are multiplied by the factors. Constants
+    are detached: lowering may have merged equal ones, such as a bias with a running mean that needs no gradient.
     """
     apply_smoothing(calibration.graph, calibration.table.smoothing or {}, registry.operators)
     if calibration.table.smoothing is not None:
         reattach_adapters(calibration.graph, calibration.detached_adapters, registry.operators)
     for value in calibration.graph.constants.values():
-        elements, formula = value.data, value.deferred_data
+        elements, deferred = value.data, value.deferred_data
         if elements is not None:
             elements = elements.detach()
-            if calibration.detached_adapters and isinstance(formula, DeferredConstant):  # keeps its sources in memory
-                value.data = replace(formula, known=elements)
+            # Adding adapters needs these deferred constants, which keep their sources in memory.
+            if calibration.detached_adapters and isinstance(deferred, DeferredConstant):
+                value.data = replace(deferred, known=elements)
             else:
                 value.data = elements
 
@@ -104,42 +105,52 @@ def run_calibration(
     total: int | None,
     ranks: Ranks,
 ) -> None:
-    """Run a graph on batches; those that the range table counts already are only offered to the reservoir.
+    """Run the graph of a calibration on batches, and add their statistics to its range table.
 
-    The first batch of the first rank determines the SmoothQuant factors before anything is counted.
+    A resumed calibration does not run batches again that its table contains. It only keeps them, if they were not kept
+    yet. The first batch of the first rank determines the SmoothQuant factors before statistics are collected.
+
+    Args:
+        calibration: changed in place; complete after each batch.
+        batches: inputs of the graph, one tensor for each, from the first batch on.
+        request: the target and the settings.
+        registry: the operators and passes.
+        log: the log to report to.
+        total: the number of batches, for the progress bar; None if unknown.
+        ranks: the processes that calibrate together, each on its own batches.
 
     Raises:
         ModelError: there is no batch, or one contains NaN or infinities.
     """
-    seen, started = calibration.table.batches, time.perf_counter()
+    counted, started = calibration.table.batches, time.perf_counter()
     with log.stage("Calibrating") as stage:
-        later = iter(batches)
-        first = [*itertools.islice(later, 1)]
+        rest = iter(batches)
+        first = [*itertools.islice(rest, 1)]
         if calibration.table.smoothing is None:
             calibration.table.smoothing = _decide_smoothing(calibration, first, request, ranks)
             apply_table_smoothing(calibration, registry)
-        for number, inputs in enumerate(itertools.chain(first, later), 1):
-            if number > seen:
+        for number, inputs in enumerate(itertools.chain(first, rest), 1):
+            if number > counted:
                 calibration.add(inputs)
-                stage.progress(number, total, (number - seen) / (time.perf_counter() - started))
-            elif number > calibration.sizes.total():
+                stage.progress(number, total, (number - counted) / (time.perf_counter() - started))
+            elif number > calibration.sizes.total():  # ranges from a file have no batches
                 calibration.keep(inputs)
         counts = merge_calibrations(calibration, ranks)
         if not calibration.reservoir.batches:
             raise ModelError(NO_BATCHES_ERROR)
-        known = f", {seen:,} of them from an earlier pass" if seen else ""
+        earlier = f", {counted:,} of them from an earlier pass" if counted else ""
         of_ranks = f" of {ranks.count} ranks" if ranks.is_distributed else ""
         stage.done(
-            f"{calibration.table.batches:,} batches{of_ranks}{known}, {len(calibration.table.values):,} activations"
+            f"{calibration.table.batches:,} batches{of_ranks}{earlier}, {len(calibration.table.values):,} activations"
         )
-    if max(counts) > min(counts) + 1:
+    if max(counts) > min(counts) + 1:  # a difference of one is an even split
         log.warning(UNEVEN_RANKS_WARNING.format(", ".join(map(str, counts))))
 
 
 def _decide_smoothing(
     calibration: Calibration, first: Sequence[Sequence[torch.Tensor]], request: QuantizationRequest, ranks: Ranks
 ) -> dict[str, torch.Tensor]:
-    """Return the SmoothQuant factors, from the first batch of the first rank."""
+    """Search the SmoothQuant factors on the first rank, with its first batch, and return them on all ranks."""
 
     def search_factors() -> Message:
         if not first:
@@ -156,15 +167,17 @@ def _decide_smoothing(
 def _search_factors(
     graph: Graph, request: QuantizationRequest, inputs: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the SmoothQuant factors from a batch; if only weights are quantized, those that need no separate node."""
+    """Search SmoothQuant factors with a batch.
+
+    For weight-only quantization, factors are used only if no separate node must divide the activation.
+    """
     scheme, settings = request.scheme, request.settings
     smoothing, equalization = request.options.smoothing, request.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = smallest_width_and_blocks(settings)
         try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, options=request.options)
-        smoothing_options = SmoothingOptions(
-            None, _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED), None, 0
-        )  # each is evaluated on held-out data
+        # Any number of elements is enough: each factor is evaluated on held-out data.
+        smoothing_options = SmoothingOptions(None, _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED), None, 0)
         return search_smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, smoothing_options)
     shares = (
         _error_share(smoothing, MAX_ERROR_SHARE_WITH_NODE),
@@ -178,5 +191,5 @@ def _search_factors(
 
 
 def _error_share(switch: Switch, share: float) -> float | None:
-    """Return the largest share of the error that a factor may leave; None if it is switched off."""
+    """Return the error share that a factor may leave: ``share`` for "auto", 1 for "on", None for "off"."""
     return None if switch == "off" else 1.0 if switch == "on" else share

@@ -32,7 +32,7 @@ class DeclaredTypes:
 
         Args:
             node: a node of the graph.
-            results: what the node computed: one tensor for each output of the node, in order.
+            results: the computed tensors, one for each output of the node, in order.
 
         Raises:
             ModelError: a declared shape contains a function that `evaluate` does not know.

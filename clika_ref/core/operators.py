@@ -1,4 +1,4 @@
-"""`Operator`, and the decorator that declares one: reference, schema, trait, error class, lowering, samples."""
+"""`Operator`, and `operator`, the decorator that declares one: schema, trait, error class, lowering, samples."""
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # The type of an overload is in the private module torch._ops, and its schema is private.
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 IGNORED_ARGUMENTS = frozenset(
     {"layout", "pin_memory", "memory_format", "non_blocking", "copy", "cudnn_enabled", "cudnn_enable"}
 )
-"""ATen arguments that affect storage but not the elements of a result: dropped if an operator does not declare them."""
+"""ATen arguments that change the storage of a result but no element: dropped unless an operator declares them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One operand of an operator's schema; attributes are kept as a plain dict of defaults."""
+    """An operand in the schema of an operator. Its attributes are a dict of defaults instead, `Operator.attributes`."""
 
     name: str
-    """The name of the reference's parameter."""
+    """The name of the parameter of the reference."""
     optional: bool
     """Whether None is allowed."""
     variadic: bool
@@ -42,17 +42,17 @@ class Parameter:
 
 
 class Operator:
-    """A declared operator: its eager reference, which makes it callable, and all other facts about it.
+    """A declared operator. A call runs its reference, an eager function.
 
-    Made by `operator`. The decorators ``onnx``, ``samples``, ``types``, ``write_back`` and ``from_torch`` complete the
-    declaration.
+    `operator` creates it. The decorators ``onnx``, ``samples``, ``types``, ``write_back`` and ``from_torch`` complete
+    the declaration.
 
     Args:
         reference: the eager function; it gives the operator its name and signature.
-        overloads: the ATen overloads that map to it.
+        overloads: ATen calls of this operator with the same argument names.
         quant: its quantization trait.
         error: the error class of its results.
-        random: whether two calls may differ, or the name of the attribute that decides it.
+        random: whether two equal calls may differ, or the name of the attribute that decides it.
     """
 
     __match_args__ = ("name",)
@@ -96,16 +96,16 @@ class Operator:
 
     @property
     def returns_tuple(self) -> bool:
-        """Whether the reference returns several tensors, or a list whose length depends on attributes."""
+        """Whether the reference returns several tensors, or a list of tensors with a length set by attributes."""
         return "tuple" in str(self.reference.__annotations__.get("return", ""))
 
     @property
     def takes_device(self) -> bool:
-        """Whether the operator creates a tensor on a device that its caller chooses."""
+        """Whether the operator has an attribute ``device``, on which it creates a tensor."""
         return "device" in self.attributes
 
     def call(self, *operands: Any, **attrs: Any) -> Call:
-        """Return a call of this operator on ``operands`` by position, with ``attrs`` completed by defaults.
+        """Return a call of this operator on ``operands`` by position, with ``attrs`` and the defaults of all others.
 
         Raises:
             PluginError: an attribute is unknown or missing.
@@ -115,7 +115,8 @@ class Operator:
         if unknown or missing:
             problem = f"has no attribute {sorted(unknown)}" if unknown else f"requires the attribute {sorted(missing)}"
             raise PluginError(
-                f"operator {self.name}({', '.join(self.attributes)}) {problem}; it was called with {sorted(attrs)}."
+                f"call of {self.name} with the attributes {sorted(attrs)}: it {problem}. Give attributes of "
+                f"{self.name}({', '.join(self.attributes)})."
             )
         absent = (None,) * sum(p.optional and not p.variadic for p in self.operands[len(operands) :])
         return Call((*operands, *absent), {**self.attributes, **attrs})
@@ -141,16 +142,21 @@ class Operator:
         return rule
 
     def write_back(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare a view: ``(build, base, new, **attributes)`` to the new base after ``new`` is written to the view."""
+        """Declare a view by its write-back rule: ``(build, base, new, **attributes)`` to ``base`` with ``new`` written.
+
+        ``new`` are all elements of the view after a write to it.
+        """
         self.write_back_rule = rule
         return rule
 
     def from_torch(
         self, *overloads: torch._ops.OpOverload | str
     ) -> Callable[[Callable[..., Call]], Callable[..., Call]]:
-        """Declare the conversion of other ATen ``overloads``, from ATen's arguments to ``operator.call(...)``.
+        """Declare how to convert ATen ``overloads`` with other arguments, by a function of these arguments.
 
-        Give the overload of another library by name, as the library may not be installed:
+        It returns ``operator.call(...)``.
+
+        Give an overload of another library by name, since that library may not be installed:
         ``"transformers.grouped_mm_fallback.default"``.
         """
 
@@ -172,11 +178,11 @@ def operator(
 
     The signature of the decorated function is the schema. Positional parameters are operands: ``Tensor | None`` is
     optional, ``Tensor | Number`` also takes a Python number, and ``*xs`` is variadic. Keyword-only parameters are
-    attributes. ``overloads`` are ATen calls with the same argument names; ATen's leading tensors bind to the operands
-    in order.
+    attributes.
 
     Args:
-        overloads: ATen calls mapped to this operator without conversion.
+        overloads: ATen calls that need no conversion: arguments with the name of an attribute bind to it, the others to
+            the operands, in order.
         quant: the quantization trait; see `clika_ref.core.traits`.
         error: the class of its rounding error; see `clika_ref.core.accuracy`.
         random: whether two calls with equal operands may differ, or the name of the attribute that decides it.
@@ -189,6 +195,7 @@ def operator(
 
 
 def _parse_schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[str, Any], frozenset[str]]:
+    """Return the operands of a reference, its attributes with their defaults, and the attributes without one."""
     operands: list[Parameter] = []
     attributes: dict[str, Any] = {}
     required: set[str] = set()
@@ -210,22 +217,23 @@ def _parse_schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...],
 
 
 def _to_tuple(default: Any) -> Any:
+    """Return the default of an ATen argument in the form of an attribute."""
     return tuple(default) if isinstance(default, list) else default
 
 
 class _Binder:
-    """Binds the arguments of one ATen overload to an operator's schema: attributes by name, the rest in order."""
+    """Binds the arguments of one ATen overload to an operator's schema: attributes by name, operands in order."""
 
     def __init__(self, op: Operator, overload: torch._ops.OpOverload) -> None:
         self.operator = op
         self.names = [a.name for a in overload._schema.arguments]
         self.defaults = {a.name: _to_tuple(a.default_value) for a in overload._schema.arguments}
-        rest = [n for n in self.names if n not in op.attributes]
+        others = [n for n in self.names if n not in op.attributes]
         self.variadic = bool(op.operands) and op.operands[-1].variadic
         count = len(op.operands)
-        self.positions, self.leftover = rest[:count], rest[count:]
+        self.operand_names, self.undeclared_names = others[:count], others[count:]
         missing = op.required - set(self.names)
-        if len(self.positions) < sum(not p.optional for p in op.operands) or missing:
+        if len(self.operand_names) < sum(not p.optional for p in op.operands) or missing:
             raise PluginError(
                 f"operator {op.name}{inspect.signature(op.reference)}: the signature does not match "
                 f"{overload}{overload._schema}. Give its attributes ATen's names, or declare "
@@ -236,25 +244,25 @@ class _Binder:
         bound = dict(self.defaults)
         bound.update(zip(self.names, args, strict=False))
         bound.update(kwargs)
-        for name in self.leftover:
+        for name in self.undeclared_names:
             if name not in IGNORED_ARGUMENTS and bound[name] != self.defaults[name]:
                 raise PluginError(
                     f"operator {self.operator.name}: the argument {name!r} is {bound[name]!r}, but the operator has "
                     f"no such attribute. Leave it at its default {self.defaults[name]!r}."
                 )
-        operands = [bound[name] for name in self.positions]
+        operands = [bound[name] for name in self.operand_names]
         if self.variadic:
-            *single, many = operands
-            operands = [*single, *many]
+            *single, tensors = operands
+            operands = [*single, *tensors]
         attrs = {name: bound[name] for name in self.operator.attributes if name in bound}
         return Call(tuple(operands), {**self.operator.attributes, **attrs})
 
 
 def format_schema(op: Operator) -> str:
-    """Return the signature of an operator in one line, as `clika-ref explain` shows it."""
+    """Return the name and signature of an operator in one line, as in `clika-ref explain`."""
     return f"{op.name}{inspect.signature(op.reference)}"
 
 
 def index_by_overload(operators: Iterable[Operator]) -> Mapping[torch._ops.OpOverload | str, Operator]:
-    """Index ``operators`` by the ATen overloads, or names of other libraries' overloads, that they claim."""
+    """Index ``operators`` by the ATen overloads that they represent; overloads of other libraries are names."""
     return {overload: op for op in operators for overload in op.converters}

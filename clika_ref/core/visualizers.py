@@ -25,7 +25,7 @@ class Visualizer(ABC):
         """Return the path of a picture that a user gave, with a suffix that `draw` supports.
 
         Raises:
-            ModelError: it is no path, a folder, or has an unsupported suffix.
+            ModelError: ``path`` is no path or is a folder, or its suffix is unsupported.
         """
 
     @abstractmethod

@@ -50,10 +50,10 @@ def describe_state(
 
 
 def prepare_to_load(module: CompiledModule, state_dict: dict[str, Any], prefix: str) -> None:
-    """Restore all but the weights of a module from a state dict, and add to it what the module keeps.
+    """Restore all but the weights of a module from a state dict, and add missing entries to the state dict.
 
-    An empty module is rebuilt first. Of the original model's state dict, parameters that compression added are missing,
-    and keep their values.
+    An empty module is rebuilt first. The state dict of the original model lacks the parameters that compression added;
+    these keep their values.
 
     Raises:
         ModelError: the state dict has no graph for an empty module, or another graph than the module.

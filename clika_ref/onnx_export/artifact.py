@@ -1,4 +1,4 @@
-"""The parts shared by targets that read ONNX: find unsupported nodes, once for equal calls, and write artifacts."""
+"""Shared by targets that read ONNX: find nodes without an ONNX form, cache reasons per call, and write artifacts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx
 
 MAX_CACHED_CALLS = 256
-"""Maximum number of cached calls. Drawing graphs asks about each candidate call, and about the whole graph again."""
+"""Maximum number of cached calls. The conformance suite asks about each candidate call, and then about the graph."""
 
 
 def onnx_unsupported_reason(node: Node) -> str | None:
@@ -32,29 +32,30 @@ def onnx_unsupported_reason(node: Node) -> str | None:
 
 
 def cache_per_call(ask: Callable[[Node, onnx.ModelProto], str | None]) -> Callable[[Node], str | None]:
-    """Return a function that calls ``ask`` with a node and the ONNX model of its lowering.
+    """Decorate ``ask``, a function of a node and the ONNX model of its lowering that returns why to reject the node.
 
-    The result is cached for nodes with the same lowering, attributes, and types of operands and outputs. It is None for
-    a lowering that fails, because its own error is more specific.
+    The decorated function takes the node alone. Its results are cached for nodes with the same lowering, attributes,
+    and types of operands and outputs. It returns None if the lowering fails, since the export then raises a more
+    specific error.
     """
-    found: dict[Any, str | None] = {}
+    reasons: dict[Any, str | None] = {}
 
     @functools.wraps(ask)
-    def ask_cached(node: Node) -> str | None:
+    def cached_reason(node: Node) -> str | None:
         operands = tuple(v.type if isinstance(v, Value) else repr(v) for v in node.inputs)
         call = (node.op.lowering, operands, repr(node.attrs), tuple(v.type for v in node.outputs))
-        if call not in found:
-            if len(found) == MAX_CACHED_CALLS:
-                found.clear()
+        if call not in reasons:
+            if len(reasons) == MAX_CACHED_CALLS:
+                reasons.clear()
             try:
                 model = emit_node(node)
             except ClikaError:
-                found[call] = None
+                reasons[call] = None
             else:
-                found[call] = ask(node, ir.to_proto(model))
-        return found[call]
+                reasons[call] = ask(node, ir.to_proto(model))
+        return reasons[call]
 
-    return ask_cached
+    return cached_reason
 
 
 def write_artifact(

@@ -175,7 +175,7 @@ def _split_shuffled(found: DependencyGraph, node: Node) -> None:
 
 
 def _get_sources(found: DependencyGraph, asked: NodeProbe, position: int, axis: int) -> IndexSources | None:
-    """Return the result of `trace_sources`, cached for nodes of the same behaviour."""
+    """Return the result of `trace_sources`, cached for nodes of the same behavior."""
     of_node = asked.cache_key
     if of_node is None:
         return trace_sources(asked, position, axis)

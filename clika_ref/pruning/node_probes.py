@@ -62,7 +62,7 @@ class NodeProbe:
 
     @property
     def cache_key(self) -> Any:
-        """A key that is equal for nodes with the same behaviour; None if it depends on data."""
+        """A key that is equal for nodes with the same behavior; None if it depends on data."""
         described: list[Any] = []
         for operand in self.operands:
             if isinstance(operand, Tensor) and not operand.is_floating_point():

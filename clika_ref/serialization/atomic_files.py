@@ -51,7 +51,7 @@ def require_suffix(path: Any, kind: str, suffixes: Collection[str], default: str
         default: the suffix to add to a path without one; empty if a suffix is required.
 
     Raises:
-        ModelError: it is no path, a folder, or has another suffix.
+        ModelError: ``path`` is no path or is a folder, or it has another suffix.
     """
     destination = require_path(path, f"model{next(iter(suffixes))}")
     if destination.is_dir():

@@ -119,7 +119,10 @@ def test_operator_call_fills_in_defaults():
 
 def test_operator_call_unknown_attribute_lists_known():
     """An unknown attribute raises an error that lists the known ones."""
-    message = "operator softplus(beta, threshold) has no attribute ['gamma']; it was called with ['beta', 'gamma']"
+    message = (
+        "call of softplus with the attributes ['beta', 'gamma']: it has no attribute ['gamma']. Give attributes of "
+        "softplus(beta, threshold)."
+    )
     with pytest.raises(PluginError, match=re.escape(message)):
         softplus.call("x", beta=1.0, gamma=2.0)
 
@@ -131,9 +134,8 @@ def test_operator_call_missing_attribute_raises():
     def reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
         """Nothing."""
 
-    with pytest.raises(
-        PluginError, match=re.escape("operator reshape(shape) requires the attribute ['shape']; it was called with []")
-    ):
+    message = "call of reshape with the attributes []: it requires the attribute ['shape']. Give attributes of "
+    with pytest.raises(PluginError, match=re.escape(f"{message}reshape(shape).")):
         reshape.call("x")
 
 

@@ -1,4 +1,4 @@
-"""Observer search: one observer for all values, or the best one for each value."""
+"""Observer search: choose one observer for all activations, or the best one for each."""
 
 from __future__ import annotations
 
@@ -15,50 +15,51 @@ from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.quantization.qdq.planning import Planner
 
 DEFAULT_OBSERVER = "mean-min-max"
-"""Default observer of all values: better if rare elements matter, as in convolutional networks."""
+"""Default observer: better if rare elements matter, as in convolutional networks."""
 
 ALTERNATIVE_OBSERVER = "mse"
-"""Alternative observer of a value: better if rare elements belong to a few tokens."""
+"""Alternative observer: better if rare elements belong to a few tokens."""
 
 OBSERVER_CANDIDATES: Mapping[str, Sequence[str]] = {
     "auto": (DEFAULT_OBSERVER, ALTERNATIVE_OBSERVER),
     "every": (DEFAULT_OBSERVER, *(name for name in OBSERVERS if name != DEFAULT_OBSERVER)),
     **{name: (name,) for name in OBSERVERS},
 }
-"""Observers that each value can have, by the option ``observer``; the first one is the default of all others.
+"""Observers to try, by the option ``observer``; the first one is used unless another one is better.
 
-Each further observer makes sensitivity estimation a fifth longer, and keeps the errors of all values once more. By
-default, only the two that differ most are tried.
+Each further observer makes sensitivity estimation a fifth longer, and stores the errors of all activations once more.
+By default, only the two that differ most are tried.
 """
 
 SensitivityEstimator = Callable[[Plan, Sequence[Plan]], Sensitivities]
-"""Estimates the sensitivities of a plan's layers, and of its values with the scales of rivals as well."""
+"""Estimates the sensitivities of a plan's layers, and the errors of its activations with the scales of rival plans."""
 
 
 @dataclass(frozen=True)
 class ObserverSearchResult:
-    """Ranges of all values, and the plan and error that follow from them."""
+    """The chosen observers, with the plan and the error of their ranges."""
 
     observer: str
-    """Observer of all values without their own."""
+    """Observer of all activations that are not in ``own``."""
     plan: Plan
+    """The plan with the ranges of these observers."""
     error: float
     """Error of the outputs on held-out data."""
     sensitivities: Sensitivities
     """Sensitivities of all layers with this plan."""
     own: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Observers of single values, by value name."""
+    """Observers of single activations, by name."""
 
     @property
     def observers(self) -> str:
-        """The observers in use, in words."""
+        """The observers in use, as text: ``mean-min-max, mse for 2 tensors``."""
         counts = Counter(self.own.values())
         return ", ".join(
             (self.observer, *(f"{name} for {count} tensor{'s' * (count > 1)}" for name, count in counts.items()))
         )
 
     def observers_of(self, plan: Plan) -> dict[str, str]:
-        """Return the observer of each value of a plan, by name."""
+        """Return the observer of each activation of a plan, by name."""
         return {name: self.own.get(plan.scale_sources.get(name, name), self.observer) for name in plan.activations}
 
 
@@ -69,58 +70,63 @@ def search_observers(
     estimate: SensitivityEstimator,
     observers: Sequence[str] = OBSERVER_CANDIDATES["auto"],
 ) -> ObserverSearchResult:
-    """Choose the ranges with the least output error on held-out data.
+    """Choose the observers whose plan has the least output error on held-out data.
+
+    Up to three plans are evaluated: the first observer for all activations; the best observer for each activation; and,
+    if that reduces the error, the other observer with the least predicted error for all activations.
 
     Args:
-        planner: of the graph.
-        placement: the values and nodes to quantize.
+        planner: computes a plan from the calibration of the graph.
+        placement: the activations and nodes to quantize.
         evaluation: evaluates plans.
-        estimate: estimates the effect of quantizing each value on the outputs.
-        observers: the first is for all values, unless each value's best one gives a lower error. In that case, the
-            other observer with the least predicted error is also tried for all values.
+        estimate: estimates the effect of quantizing each activation on the outputs.
+        observers: the observers to try.
     """
     first, *others = observers
     plan, *rivals = (planner.plan(placement, observer) for observer in observers)
     sensitivities = estimate(plan, rivals)
-    found = ObserverSearchResult(first, plan, evaluation.error(plan), sensitivities)
-    mixed = _search_per_value(found, others, planner, placement, evaluation)
-    if mixed.error >= found.error:
-        return found
-    whole = [
-        (sum(shares.values()), other, rival, shares)
-        for other, rival, shares in zip(others, rivals, sensitivities.rivals, strict=True)
-    ]
-    _, other, rival, shares = min(whole, key=lambda one: one[0])
-    candidate = ObserverSearchResult(other, rival, evaluation.error(rival), sensitivities.with_shares(shares))
-    return min(mixed, candidate, key=lambda ranging: ranging.error)
+    default = ObserverSearchResult(first, plan, evaluation.error(plan), sensitivities)
+    mixed = _choose_per_activation(default, others, planner, placement, evaluation)
+    if mixed.error >= default.error:
+        return default
+    other, rival, shares = min(
+        zip(others, rivals, sensitivities.rivals, strict=True), key=lambda candidate: sum(candidate[2].values())
+    )
+    uniform = ObserverSearchResult(other, rival, evaluation.error(rival), sensitivities.with_shares(shares))
+    return min(mixed, uniform, key=lambda result: result.error)
 
 
-def _search_per_value(
-    found: ObserverSearchResult,
+def _choose_per_activation(
+    default: ObserverSearchResult,
     others: Sequence[str],
     planner: Planner,
     placement: Placement,
     evaluation: CandidateEvaluation,
 ) -> ObserverSearchResult:
-    """Return ranges with the best observer for each value, if only that value were quantized.
+    """Choose for each activation the observer with the least error, estimated as if it alone were quantized.
 
-    A moved value has the range of its source; both together get the observer that is best for both.
+    An activation whose elements were only moved shares the range of its source. The observer of a source minimizes the
+    sum of their errors.
     """
+    sensitivities = default.sensitivities
     sources = {value.name: source.name for value, source in placement.scale_sources.items()}
-    every = {found.observer: found.sensitivities.shares, **dict(zip(others, found.sensitivities.rivals, strict=True))}
-    replaced = defaultdict[str, list[str]](list)
-    for name in found.sensitivities.shares:
-        replaced[sources.get(name, name)].append(name)
+    names_by_source = defaultdict[str, list[str]](list)
+    for name in sensitivities.shares:
+        names_by_source[sources.get(name, name)].append(name)
+    shares_by_observer = {
+        default.observer: sensitivities.shares,
+        **dict(zip(others, sensitivities.rivals, strict=True)),
+    }
 
-    def total_share(names: Sequence[str], observer: str) -> float:
-        return sum(every[observer][name] for name in names)
+    def sum_shares(names: Sequence[str], observer: str) -> float:
+        return sum(shares_by_observer[observer][name] for name in names)
 
-    best = {source: min(every, key=partial(total_share, names)) for source, names in replaced.items()}
-    own = {name: observer for name, observer in best.items() if observer != found.observer}
+    best = {
+        source: min(shares_by_observer, key=partial(sum_shares, names)) for source, names in names_by_source.items()
+    }
+    own = {name: observer for name, observer in best.items() if observer != default.observer}
     if not own:
-        return found
-    plan = planner.plan(placement, found.observer, own)
-    shares = {name: every[best[sources.get(name, name)]][name] for name in found.sensitivities.shares}
-    return ObserverSearchResult(
-        found.observer, plan, evaluation.error(plan), found.sensitivities.with_shares(shares), own
-    )
+        return default
+    plan = planner.plan(placement, default.observer, own)
+    shares = {name: shares_by_observer[best[sources.get(name, name)]][name] for name in sensitivities.shares}
+    return ObserverSearchResult(default.observer, plan, evaluation.error(plan), sensitivities.with_shares(shares), own)

@@ -1,4 +1,4 @@
-"""Helpers for convolutions, pooling and resampling: spatial dims, with or without a batch dim."""
+"""Sizes, padding and unbatched inputs of operators on spatial dims: convolutions, pooling and resampling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 
 SPATIAL_DIMS = {1: "w", 2: "h, w", 3: "d, h, w"}
-"""The spatial dims of ``x[n, c, ...]`` as docstrings name them, by their number."""
+"""Text for docstrings, by the number of spatial dims: the dims of ``x[n, c, ...]``."""
 
 POOLED_INDICES = {1: "index along ``w``", 2: "flat index in the plane", 3: "flat index in the volume"}
-"""The index that a maximum pooling returns as docstrings name it, by the number of spatial dims."""
+"""Text for docstrings, by the number of spatial dims: the index of a maximum that max pooling returns."""
 
 
 def expand_per_dim(value: Any, count: int) -> tuple[Any, ...]:
-    """Return one entry per spatial dim: ATen accepts a single entry, or a number, for all dims."""
+    """Return a tuple with one entry per spatial dim; ATen also accepts a single entry, or a number, for all dims."""
     entries = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return entries if len(entries) == count else entries * count
 
@@ -32,8 +32,8 @@ def allow_unbatched(dims, lowering):
     def lower(op, x, *rest, **attrs):
         if op.rank(x) != dims + 1:
             return lowering(op, x, *rest, **attrs)
-        wide = op.declare(op.Unsqueeze(x, op.ints([0])), TensorType(op.dtype(x), (1, *op.shape(x))))
-        results = lowering(op, wide, *rest, **attrs)
+        batched = op.declare(op.Unsqueeze(x, op.ints([0])), TensorType(op.dtype(x), (1, *op.shape(x))))
+        results = lowering(op, batched, *rest, **attrs)
         if isinstance(results, tuple):
             return tuple(op.Squeeze(r, op.ints([0])) for r in results)
         return op.Squeeze(results, op.ints([0]))
@@ -47,34 +47,39 @@ def as_expression(length: Any) -> sympy.Expr:
 
 
 def floor_divide(a: Any, b: Any) -> Any:
-    """Return ``floor(a / b)`` of sizes, which may be expressions."""
+    """Return ``floor(a / b)`` of two sizes, numbers or expressions."""
     return FloorDiv(as_expression(a), as_expression(b)) if is_symbolic((a, b)) else a // b
 
 
 def ceil_divide(a: Any, b: Any) -> Any:
-    """Return ``ceil(a / b)`` of sizes, which may be expressions."""
+    """Return ``ceil(a / b)`` of two sizes, numbers or expressions."""
     return floor_divide(a + b - 1, b)
 
 
 def count_windows(n: Any, k: Any, s: Any, p: Any, d: Any) -> Any:
-    """Return the number of windows along a dim of size ``n``, by kernel size, stride, padding and dilation."""
+    """Return ``floor((n + 2 p - d (k - 1) - 1) / s) + 1``, the number of windows along a dim of size ``n``.
+
+    ``k`` is the kernel size, ``s`` the stride, ``p`` the padding and ``d`` the dilation.
+    """
     return floor_divide(n + 2 * p - d * (k - 1) - 1, s) + 1
 
 
 def pad_zeros(op: Any, x: Any, before: Any, after: Any) -> Any:
-    """Pad the last dims of ``x`` with zeros."""
+    """Pad the last dims of ``x`` with zeros, one entry of ``before`` and ``after`` for each dim."""
     shape = op.shape(x)
-    rest = [0] * (len(shape) - len(before))
-    starts, ends = [*rest, *before], [*rest, *after]
-    wider = TensorType(op.dtype(x), tuple(a + n + b for a, n, b in zip(starts, shape, ends, strict=True)))
-    return op.declare(pad_all_dims(op, x, starts, ends), wider)
+    unpadded = [0] * (len(shape) - len(before))
+    before, after = [*unpadded, *before], [*unpadded, *after]
+    padded = TensorType(op.dtype(x), tuple(a + n + b for a, n, b in zip(before, shape, after, strict=True)))
+    return op.declare(pad_all_dims(op, x, before, after), padded)
 
 
 def pad_all_dims(op: Any, x: Any, before: Any, after: Any, filling: Any = None, mode: str = "constant") -> Any:
-    """Pad each dim of ``x`` before and after.
+    """Pad each dim of ``x``, with one entry of ``before`` and ``after`` for each.
 
-    The axes are explicit although all dims are padded. Without axes, ONNX Runtime 1.31 fuses the padding into a
-    following pooling, which ignores it in the maximum and may have shorter windows. With axes for some dims only, it
-    permutes the pads wrongly when it moves a Transpose across the Pad.
+    All axes are listed, because of two faults of ONNX Runtime 1.31:
+
+    - Without axes, it fuses the Pad into a pooling after it. The pooling then ignores padded elements in a maximum, and
+      may have shorter windows.
+    - With axes for some dims only, it permutes the pads wrongly when it moves a Transpose across the Pad.
     """
     return op.Pad(x, op.ints([*before, *after]), filling, op.ints(range(len(before))), mode=mode)

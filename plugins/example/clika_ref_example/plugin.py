@@ -36,7 +36,7 @@ CLIKA_REF_API = 1
 
 @torch.library.custom_op("example::squared_relu", mutates_args=())
 def call_squared_relu(x: Tensor) -> Tensor:
-    """``max(x, 0) ** 2``: what models call, as one call that tracing keeps whole."""
+    """Return ``max(x, 0) ** 2``. Models call this function, and tracing records it as one call."""
     return F.relu(x).square()
 
 
@@ -82,7 +82,7 @@ def drop_relu(node: Node, build: Builder):
 
 @dataclass(frozen=True)
 class DropRelu:
-    """Remove a relu that only guards a squared relu, which cuts off negative elements itself."""
+    """Remove a ReLU before a squared ReLU, which sets negative elements to 0 itself."""
 
     name: ClassVar[str] = "drop-relu"
     phase: ClassVar[Phase] = Phase.CLEAN
@@ -118,7 +118,7 @@ class Interpreter(Target):
         return Artifact(path, self.name, inputs, outputs, {"bytes": len(blob)})
 
     def load(self, artifact: Artifact) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-        """Read a file; return what runs it on one tensor per input."""
+        """Return a function that runs a file on one tensor for each input."""
         with safetensors.safe_open(artifact.path, "pt") as file:
             document = json.loads(file.metadata()["graph"])
             weights = {name: file.get_tensor(name) for name in document["constants"]}

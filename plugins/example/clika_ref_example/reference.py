@@ -36,7 +36,7 @@ class OnnxReference(Target):
     scheme: QuantizationScheme | None = REFERENCE_SCHEME
 
     def unsupported_reason(self, node: Node) -> str | None:
-        """Reject bfloat16, random numbers, which differ in each run, and nodes that have no ONNX form."""
+        """Reject bfloat16, nodes without an ONNX form, and random numbers, which differ in each run."""
         if any(isinstance(v, Value) and v.type.dtype == torch.bfloat16 for v in (*node.inputs, *node.outputs)):
             return "it computes in bfloat16, which is not supported. Compile and export in float32 or float16"
         return f"{node.op.name} draws random numbers" if node.is_random else onnx_unsupported_reason(node)
@@ -46,9 +46,10 @@ class OnnxReference(Target):
         return write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
 
     def load(self, artifact: Artifact) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-        """Read a file; return what runs it on one tensor per input."""
+        """Return a function that runs a file on one tensor for each input."""
         try:
-            model = onnx.version_converter.convert_version(onnx.load(str(artifact.path)), 21)  # it knows no older pairs
+            # The evaluator lacks the DequantizeLinear of opset 18, the default of exports.
+            model = onnx.version_converter.convert_version(onnx.load(str(artifact.path)), 21)
             evaluator = ReferenceEvaluator(model)
         except Exception as error:
             raise TargetError(f"onnx cannot read {artifact.path}: {error}") from error

@@ -19,7 +19,7 @@ def track_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
     """
     known, path = file.compute_once(_axis_cache), list[tuple[onnx.NodeProto, str]]()
     while name not in made.output and name not in known:
-        node = file.makers[name]  # exists, as the value was moved from that result
+        node = file.producers[name]  # exists, as the value was moved from that result
         path.append((node, name))
         name = node.input[0]
     if name not in known:

@@ -53,6 +53,6 @@ def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
         return f"{FLOAT_PRECISION}: {broken}" if broken else FLOAT_PRECISION
     if file.is_moving(node) and pairs and pairs[0] is not None:
         return INT8_PRECISION
-    made = file.makers.get(node.input[0]) if node.input else None
+    made = file.producers.get(node.input[0]) if node.input else None
     is_after_layer = made is not None and made.op_type in (*WEIGHTED_OPERATORS, "Add", *FUSED_OPERATORS)
     return FUSED_PRECISION if node.op_type in (*FUSED_OPERATORS, "Add") and is_after_layer else FLOAT_PRECISION

@@ -1,4 +1,4 @@
-"""An ONNX graph as seen by the rules: producers and readers of each value, and constants."""
+"""`OnnxFile`, an ONNX graph with the lookups of the rules: producers and readers, types, constants, moved values."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ FLOAT_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProt
 IDENTITY_OPERATORS = frozenset({"Identity", "Dropout"})
 """Operators without effect in inference."""
 
-MOVING_OPERATORS = IDENTITY_OPERATORS | {
+MOVING_OPERATORS = IDENTITY_OPERATORS | {  # `OnnxFile.is_moving` limits Pad and Cast
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Slice", "Gather", "GatherElements",
     "GatherND", "Expand", "Tile", "ReverseSequence", "Split", "DepthToSpace", "SpaceToDepth", "Pad", "Cast",
 }  # fmt: skip
-"""Operators that TensorRT can swap with a QuantizeLinear after them, and with a DequantizeLinear before them."""
+"""Operators that move elements. TensorRT can swap them with a QuantizeLinear after them, or a DequantizeLinear before
+them.
+"""
 
 ORDER_KEEPING_OPERATORS = IDENTITY_OPERATORS | {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand"}
 """Operators that keep the elements of a constant in order."""
 
 WEIGHT_KEEPING_OPERATORS = ORDER_KEEPING_OPERATORS | {"Transpose"}
-"""Operators that keep a weight a weight."""
+"""Operators that a constant may pass and still count as a weight."""
 
 
 class OnnxFile:
-    """One graph of a file: the main graph, or a branch or loop body, which also sees the graphs around it."""
+    """One graph of a file: the main graph, or a branch or loop body, which also sees the graphs that enclose it."""
 
     def __init__(
         self,
@@ -58,13 +60,20 @@ class OnnxFile:
         has_weight_only: bool = False,
         branch: tuple[onnx.GraphProto, onnx.GraphProto, OnnxFile] | None = None,
     ) -> None:
-        """Wrap a whole file, or a branch given by its graph, the inferred graph, and the enclosing one."""
+        """Wrap the main graph of a file, or a nested graph.
+
+        Args:
+            model: the whole file.
+            folder: the folder of external data.
+            has_weight_only: whether 8-bit weights may be multiplied with floats.
+            branch: for a nested graph: itself, itself with inferred types, and the enclosing graph.
+        """
         self.model, self.folder, self.has_weight_only = model, folder, has_weight_only
         self.graph, self.enclosing = (model.graph, None) if branch is None else (branch[0], branch[2])
         self._inferred = None if branch is None else branch[1]
         self.nodes = [node for node in self.graph.node if node.domain in CHECKED_DOMAINS]
-        self.makers = self._chain_with_enclosing(
-            {name: node for node in self.nodes for name in node.output if name}, "makers"
+        self.producers = self._chain_with_enclosing(
+            {name: node for node in self.nodes for name in node.output if name}, "producers"
         )
         self.initializers = self._chain_with_enclosing({t.name: t for t in self.graph.initializer}, "initializers")
         self.readers: dict[str, list[onnx.NodeProto]] = {}
@@ -74,23 +83,23 @@ class OnnxFile:
         self.outputs = frozenset(v.name for v in self.graph.output)
         self._origins: dict[frozenset[str], dict[str, str]] = {}
         self._constants: dict[str, np.ndarray[Any, Any] | None] = {}
-        self._found: dict[object, object] = {}
+        self._computed: dict[object, object] = {}
 
-    def _chain_with_enclosing(self, own: dict[str, T], what: str) -> Mapping[str, T]:
-        """Return a graph's own entries, chained with those visible from enclosing graphs."""
-        return own if self.enclosing is None else ChainMap(own, getattr(self.enclosing, what))
+    def _chain_with_enclosing(self, own: dict[str, T], attribute: str) -> Mapping[str, T]:
+        """Return a mapping with the graph's own entries, then those of the same attribute of the enclosing graph."""
+        return own if self.enclosing is None else ChainMap(own, getattr(self.enclosing, attribute))
 
-    def compute_once(self, look: Callable[[OnnxFile], T]) -> T:
-        """Return the cached result of a function on the graph."""
-        if look not in self._found:
-            self._found[look] = look(self)
-        return cast("T", self._found[look])
+    def compute_once(self, function: Callable[[OnnxFile], T]) -> T:
+        """Return the result of a function on the graph, computed on the first call."""
+        if function not in self._computed:
+            self._computed[function] = function(self)
+        return cast("T", self._computed[function])
 
     def extend_enclosing(
-        self, own: dict[str, T], look: Callable[[OnnxFile], MutableMapping[str, T]]
+        self, own: dict[str, T], function: Callable[[OnnxFile], MutableMapping[str, T]]
     ) -> MutableMapping[str, T]:
-        """Return a mapping with a graph's own entries, on top of the function's result for the enclosing graph."""
-        return own if self.enclosing is None else ChainMap(own, self.enclosing.compute_once(look))
+        """Return a mapping with the graph's own entries, then the result of the function on the enclosing graph."""
+        return own if self.enclosing is None else ChainMap(own, self.enclosing.compute_once(function))
 
     @cached_property
     def stripped_model(self) -> onnx.ModelProto:
@@ -99,7 +108,7 @@ class OnnxFile:
 
     @cached_property
     def inference(self) -> tuple[onnx.GraphProto, str]:
-        """The main graph with inferred types, and the reason if ONNX rejects them."""
+        """The main graph with inferred types, and the reason why ONNX rejects it; empty if it is valid."""
         return infer_types(self.stripped_model)
 
     @cached_property
@@ -126,13 +135,14 @@ class OnnxFile:
 
     @cached_property
     def opset(self) -> int:
-        """The version of ONNX's own operators; 0 if the file declares none."""
+        """The opset version of ONNX's own domain; 0 if the file declares none."""
         return next((int(o.version) for o in self.model.opset_import if o.domain in ONNX_DOMAINS), 0)
 
     @cached_property
-    def values(self) -> Mapping[str, onnx.TypeProto.Tensor]:
-        """The types of values, as far as declared or inferred."""
-        return self._chain_with_enclosing({v.name: v.type.tensor_type for v in _all_values(self.inferred)}, "values")
+    def tensor_types(self) -> Mapping[str, onnx.TypeProto.Tensor]:
+        """The types of values, with shapes, as far as declared or inferred."""
+        own = {v.name: v.type.tensor_type for v in _all_values(self.inferred)}
+        return self._chain_with_enclosing(own, "tensor_types")
 
     @cached_property
     def types(self) -> Mapping[str, int]:
@@ -144,10 +154,10 @@ class OnnxFile:
         """Return the dims of a value, None for each dynamic one; None if the rank is unknown."""
         if name in self.initializers:
             return [*self.initializers[name].dims]
-        kind = self.values.get(name)
-        if kind is None or not kind.HasField("shape"):
+        tensor_type = self.tensor_types.get(name)
+        if tensor_type is None or not tensor_type.HasField("shape"):
             return None
-        return [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+        return [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor_type.shape.dim]
 
     def rank(self, name: str) -> int | None:
         """Return the rank of a value, or None if unknown."""
@@ -170,60 +180,62 @@ class OnnxFile:
         return self._constants[name]
 
     def _decode_constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        made = self.source(name, ORDER_KEEPING_OPERATORS)
-        if made is None or made.op_type != DEQUANTIZE:  # scales of blocks may be quantized themselves
-            return self._apply_moves(name, self._read_stored(self.origin(name, ORDER_KEEPING_OPERATORS)))
-        found, scale = (
-            self._apply_moves(one, self._read_stored(self.origin(one, ORDER_KEEPING_OPERATORS)))
-            for one in made.input[:2]
-        )
-        if found is None or scale is None or scale.size != 1:
+        """Return the elements of a constant, dequantized with a single scale if it is quantized."""
+        source = self.source(name, ORDER_KEEPING_OPERATORS)
+        if source is None or source.op_type != DEQUANTIZE:
+            return self._read_moved(name)
+        elements, scale = (self._read_moved(operand) for operand in source.input[:2])  # such as quantized scales
+        if elements is None or scale is None or scale.size != 1:
             return None
-        return self._apply_moves(name, found.astype(np.float32) * scale)
+        return self._apply_moves(name, elements.astype(np.float32) * scale)
 
-    def _apply_moves(self, name: str, found: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+    def _read_moved(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Return the stored elements of a value's origin, after the casts and expansions up to the value."""
+        return self._apply_moves(name, self._read_stored(self.origin(name, ORDER_KEEPING_OPERATORS)))
+
+    def _apply_moves(self, name: str, elements: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
         """Apply the casts and expansions between the origin of a value and the value itself."""
-        for result in [*self.trace_back(name, ORDER_KEEPING_OPERATORS)][-2::-1]:
-            node = self.makers[result]
-            if found is not None and node.op_type == "Cast":
-                found = convert_elements(found, self.attribute(node, "to", 0))
-            elif found is not None and node.op_type == "Expand":
-                found = expand_elements(found, self.shape(result))
-        return found
+        results = [*self.trace_back(name, ORDER_KEEPING_OPERATORS)][:-1]  # without the origin
+        for result in reversed(results):
+            node = self.producers[result]
+            if elements is not None and node.op_type == "Cast":
+                elements = convert_elements(elements, self.attribute(node, "to", 0))
+            elif elements is not None and node.op_type == "Expand":
+                elements = expand_elements(elements, self.shape(result))
+        return elements
 
     def _read_stored(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the numbers stored in the file or in external data."""
-        node, found = self.makers.get(name), None
+        """Return the elements of an initializer or Constant; None for a computed value, or if they are no numbers."""
+        node, elements = self.producers.get(name), None
         if name in self.initializers:
-            found = read_elements(self.initializers[name], self.folder)
+            elements = read_elements(self.initializers[name], self.folder)
         elif node is not None and node.op_type == "Constant" and node.attribute:
-            stated = onnx.helper.get_attribute_value(node.attribute[0])
-            is_tensor = isinstance(stated, onnx.TensorProto)
-            found = read_elements(stated, self.folder) if is_tensor else np.asarray(stated)
-        return found if found is not None and found.dtype.kind not in "OSU" else None
+            data = onnx.helper.get_attribute_value(node.attribute[0])
+            elements = read_elements(data, self.folder) if isinstance(data, onnx.TensorProto) else np.asarray(data)
+        return elements if elements is not None and elements.dtype.kind not in "OSU" else None
 
     @cached_property
     def constants(self) -> Container[str]:
-        """The values computed only from constants, by operators that move elements."""
-        found = dict.fromkeys((t.name for t in self.graph.initializer), True)
-        seen = self._chain_with_enclosing(found, "constants")
+        """The names of initializers and Constants, and of values that operators only move from them."""
+        own = dict.fromkeys((t.name for t in self.graph.initializer), True)
+        known = self._chain_with_enclosing(own, "constants")
         for node in self.nodes:
-            if node.op_type in MOVING_OPERATORS | {"Constant"} and all(name in seen for name in node.input if name):
-                found.update(dict.fromkeys(node.output, True))
-        return seen
+            if node.op_type in MOVING_OPERATORS | {"Constant"} and all(name in known for name in node.input if name):
+                own.update(dict.fromkeys(node.output, True))
+        return known
 
     def is_weight(self, quantizer: onnx.NodeProto) -> bool:
-        """Whether a node quantizes or dequantizes a constant."""
-        source = quantizer.input[0]
-        made = self.source(source, WEIGHT_KEEPING_OPERATORS)
-        if quantizer.op_type == DEQUANTIZE and made is not None and made.op_type == QUANTIZE:
-            source = made.input[0]
-        return source in self.constants
+        """Whether a node quantizes a constant, or dequantizes it, also after a quantizer."""
+        name = quantizer.input[0]
+        source = self.source(name, WEIGHT_KEEPING_OPERATORS)
+        if quantizer.op_type == DEQUANTIZE and source is not None and source.op_type == QUANTIZE:
+            name = source.input[0]
+        return name in self.constants
 
     def is_moving(self, node: onnx.NodeProto, over: frozenset[str] = MOVING_OPERATORS) -> bool:
-        """Whether a node only moves elements of its first operand; Pad may only add zeros.
+        """Whether a node is one of ``over`` and only moves elements of its first operand.
 
-        A Cast between floats counts, too; for constants, any Cast does.
+        A Pad with constants must add zeros. Of `MOVING_OPERATORS`, a Cast must be between float types.
         """
         if node.op_type not in over or node.domain not in ONNX_DOMAINS:
             return False
@@ -238,12 +250,12 @@ class OnnxFile:
         return float(self.attribute(node, "value", 0)) == 0  # before opset 11
 
     def origin(self, name: str, over: frozenset[str] = MOVING_OPERATORS) -> str:
-        """Return the name of a value before it was moved."""
+        """Return the first value of a path of moving nodes to a value, by name; the value itself if there is none."""
         known, path = self._origins.setdefault(over, {}), list[str]()
         while name not in known:
             known[name] = name  # also terminates a cycle
             path.append(name)
-            node = self.makers.get(name)
+            node = self.producers.get(name)
             if name in self.initializers or node is None or not self.is_moving(node, over):
                 break
             name = node.input[0]
@@ -251,25 +263,25 @@ class OnnxFile:
         return known[name]
 
     def trace_back(self, name: str, over: frozenset[str] = MOVING_OPERATORS) -> Iterator[str]:
-        """Yield a value and its predecessors, up to its origin."""
+        """Yield a value and the values that it was moved from, up to its origin."""
         yield name
         for _ in self.nodes:  # a longer path would be a cycle
             if name == self.origin(name, over):
                 return
-            name = self.makers[name].input[0]
+            name = self.producers[name].input[0]
             yield name
 
     def source(self, name: str, over: frozenset[str] = MOVING_OPERATORS) -> onnx.NodeProto | None:
-        """Return the node that produced a value before it was moved."""
-        return self.makers.get(self.origin(name, over))
+        """Return the node that produces the origin of a value; None for an input or initializer."""
+        return self.producers.get(self.origin(name, over))
 
     def dequantizer(self, name: str) -> onnx.NodeProto | None:
-        """Return the node that dequantized a value before it was moved."""
+        """Return the node that dequantizes the origin of a value, or None."""
         node = self.source(name)
         return node if node is not None and node.op_type == DEQUANTIZE else None
 
     def sinks(self, name: str, over: frozenset[str] = MOVING_OPERATORS) -> Iterator[onnx.NodeProto]:
-        """Yield the readers of a value, passing through nodes that only move it."""
+        """Yield the readers of a value, and those of values moved from it, without the moving nodes."""
         waiting, seen = [name], {name}
         while waiting:
             name = waiting.pop()
@@ -286,11 +298,11 @@ class OnnxFile:
         return [node for node in readers if node.op_type == DEQUANTIZE and node.domain in CHECKED_DOMAINS]
 
     def readers_after_pairs(self, quantized: str) -> list[onnx.NodeProto]:
-        """Return the readers of a quantized value after its dequantizers."""
+        """Return the nodes that read a quantized value through its dequantizers."""
         return [reader for node in self.dequantizers_of(quantized) for reader in self.sinks(node.output[0])]
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
-        """Return an attribute of a node."""
+        """Return an attribute of a node, or the default."""
         found = next((a for a in node.attribute if a.name == name), None)
         return default if found is None else onnx.helper.get_attribute_value(found)
 
@@ -304,10 +316,10 @@ class OnnxFile:
 
         TensorRT's own operators may omit it, since the shape of the scales implies it.
         """
-        stated = int(self.attribute(node, "block_size", 0))
+        block_size = int(self.attribute(node, "block_size", 0))
         dims, scales = self.shape(node.input[0]), self.shape(node.input[1])
-        if stated or node.domain in ONNX_DOMAINS or not dims or not scales or len(dims) != len(scales):
-            return stated
+        if block_size or node.domain in ONNX_DOMAINS or not dims or not scales or len(dims) != len(scales):
+            return block_size
         return next((dim // count for dim, count in zip(dims, scales, strict=True) if dim > count > 0), 0)
 
     def integer_type(self, node: onnx.NodeProto) -> int:
@@ -331,11 +343,12 @@ class OnnxFile:
 
 
 def _all_values(graph: onnx.GraphProto) -> Iterator[Any]:
+    """Return the declared and inferred values of a graph."""
     return iter((*graph.input, *graph.value_info, *graph.output))
 
 
 def _iterate_inner_graphs(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, onnx.GraphProto]]:
-    """Yield the nested graphs of a graph's nodes."""
+    """Yield the nested graphs of a graph's nodes, each with its node and the name of its attribute."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:

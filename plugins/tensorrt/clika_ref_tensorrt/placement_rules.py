@@ -188,7 +188,7 @@ def _values_from_quantized(file: OnnxFile) -> set[str]:
 def _quantizer_source(file: OnnxFile, name: str) -> onnx.NodeProto | None:
     """Return the producer of a value before its quantization, or the quantizer itself for a graph input."""
     made = file.dequantizer(name)
-    quantizer = file.makers.get(made.input[0]) if made is not None else None
+    quantizer = file.producers.get(made.input[0]) if made is not None else None
     if quantizer is None or quantizer.op_type != QUANTIZE:
         return None
     return file.source(quantizer.input[0]) or quantizer

@@ -36,12 +36,12 @@ SLICING_OPERATORS = frozenset({"slice", "slice_scatter", "roll"})
 """Operators with numbers that become operands of a Slice. The engine needs their range even if no dim uses them."""
 
 ChosenSizes = Mapping[str, tuple[int, int, int]]
-"""Minimum, usual and maximum size by symbol name, overriding observed sizes."""
+"""Minimum, optimum and maximum size by symbol name; they override observed sizes."""
 
 
 @dataclass(frozen=True)
 class OptimizationProfile:
-    """Sizes of all dynamic dims by symbol name: minimum, usual and maximum."""
+    """Sizes of all dynamic dims by symbol name: minimum, optimum (the usual sizes) and maximum."""
 
     smallest: Mapping[str, int]
     usual: Mapping[str, int]

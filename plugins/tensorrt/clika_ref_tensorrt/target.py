@@ -1,6 +1,6 @@
-"""TensorRT as a target: ONNX files that obey its rules, with a script next to them that builds an engine.
+"""TensorRT as a target: ONNX files that follow its rules, each with a script next to it that builds an engine.
 
-TensorRT itself needs an NVIDIA GPU. ONNX Runtime checks the results of a file, without graph optimizations.
+TensorRT itself needs an NVIDIA GPU. Here, ONNX Runtime runs the files without graph optimizations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TensorRt(Target):
     name: str = "tensorrt"
     scheme: QuantizationScheme | None = EXPLICIT_SCHEME
     shapes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
-    """Minimum, usual and maximum size of dynamic dims, overriding those of tracing."""
+    """Minimum, optimum and maximum size of dynamic dims, by name; they override the sizes seen in tracing."""
     emulated_by: str = "ONNX Runtime"
 
     def configure(self, settings: BaseDeploymentSettings) -> TensorRt:
@@ -49,32 +49,33 @@ class TensorRt(Target):
         return None if problem is None else f"{self.name} is emulated by {self.emulated_by} here, and {problem}"
 
     def unsupported_reason(self, node: Node) -> str | None:
-        """Return why a node is unsupported: it has no ONNX form, or TensorRT lacks the operator or its types."""
+        """Return why a node is unsupported, or None: it lacks an ONNX form, or TensorRT lacks its operator or dtype."""
         return onnx_unsupported_reason(node) or find_node_fault(node)
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file, with a script next to it that builds an engine.
 
-        Only an export passes ``observed`` sizes with their names, and only then are the chosen shapes used.
+        Exports pass ``observed``, the sizes of traced and calibrated calls. Without it, as in tests of single nodes,
+        `shapes` has no effect, since the graph need not have dims of these names.
 
         Raises:
-            TargetError: the chosen or observed sizes do not fit the graph.
+            TargetError: the sizes of `shapes`, or the observed ones, do not fit the graph.
         """
         observed = options.get("observed")
         profile = choose_profile(graph, observed or {}, self.shapes if observed is not None else {})
-        line = trtexec_command(graph, path, profile)
+        command = trtexec_command(graph, path, profile)
         artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
         script = companion_path(path, ".trtexec.sh")
-        script.write_text(build_script(line, profile), encoding="utf-8")
-        script.chmod(script.stat().st_mode | 0o111)  # executable for all who may read it
-        facts = {"warnings": (profile.left_out,)} if profile.left_out else {}
-        return replace(artifact, facts={**artifact.facts, "trtexec": line, **facts})
+        script.write_text(build_script(command, profile), encoding="utf-8")
+        script.chmod(script.stat().st_mode | 0o111)
+        warnings = {"warnings": (profile.left_out,)} if profile.left_out else {}
+        return replace(artifact, facts={**artifact.facts, "trtexec": command, **warnings})
 
     def load(self, artifact: Artifact) -> Runner:
-        """Load an ONNX file in the runtime that stands in for TensorRT.
+        """Load an ONNX file in ONNX Runtime, which emulates TensorRT.
 
         Raises:
-            TargetError: it is not installed, or rejects the file.
+            TargetError: ONNX Runtime is not installed, or rejects the file.
         """
         problem = self.unavailable_reason()
         if problem is not None:
@@ -90,14 +91,14 @@ class TensorRt(Target):
             return OnnxRuntimeRunner(replace(artifact, path=path), optimize=False)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
-        """Return the predicted precision of each node, from the rules on the file."""
+        """Return the predicted precision of each node, from TensorRT's rules."""
         return predict_precisions(artifact.path, has_weight_only=self._has_weight_only)
 
     def check(self, path: Path) -> Sequence[Violation]:
         """Return the rules that an ONNX file from any exporter violates.
 
         Raises:
-            TargetError: it is no ONNX file, or scales, zero points or sizes in another file cannot be read.
+            TargetError: the file is no ONNX file, or external data with scales, zero points or sizes cannot be read.
         """
         model = _load_model(path, external=False)
         return find_violations(model, folder=path.parent, has_weight_only=self._has_weight_only)

@@ -125,7 +125,7 @@ def _find_quantized_values(file: OnnxFile) -> MutableMapping[str, bool]:
     waiting = [name for n in file.all_nodes if n.op_type == QUANTIZE for name in n.input[:1]]
     while waiting:
         name = waiting.pop()
-        node = file.makers.get(name)
+        node = file.producers.get(name)
         if node is None or name in found:
             continue
         found[name] = True

@@ -131,10 +131,10 @@ def test_onnx_file_branch_shares_outer_scope():
     """A branch sees the outer scope without a copy of it."""
     file = OnnxFile(build_many_branches(3))
     for _, _, branch in file.branches:
-        for around, own in ((file.makers, branch.makers), (file.initializers, branch.initializers)):
+        for around, own in ((file.producers, branch.producers), (file.initializers, branch.initializers)):
             assert {*around} <= {*own}
             assert len(own.maps[0]) <= 3
-        assert branch.makers["product0"] is file.makers["product0"]
+        assert branch.producers["product0"] is file.producers["product0"]
         assert "w" in branch.constants
         assert branch.types["w"] == Kind.FLOAT
         assert branch.shape("relu1") == [32, 32]

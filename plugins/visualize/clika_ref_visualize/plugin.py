@@ -1,4 +1,4 @@
-"""The plugin: a visualizer that draws graphs and writes HTML reports."""
+"""Plugin that provides a visualizer, which draws graphs and writes HTML reports."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class HtmlVisualizer(Visualizer):
     name = "html"
 
     def picture_path(self, path: Any) -> Path:
-        """Return the path of a picture, with a supported suffix; a path without one becomes an SVG.
+        """Return a path with the suffix of a supported format; ``.svg`` is added to a path without a suffix.
 
         Raises:
-            ModelError: it is no path, a folder, or has an unsupported suffix.
+            ModelError: ``path`` is no path or is a folder, or its suffix is unsupported.
         """
         return picture_path(path)
 
@@ -49,11 +49,11 @@ class HtmlVisualizer(Visualizer):
         return write_svg(build_drawing(facts.graph, facts.plan)).decode()
 
     def write_report(self, facts: ReportFacts, file: BinaryIO, step: Callable[[str], None]) -> str:
-        """Write the report of a module as HTML, and return its number of nodes and its size.
+        """Write the report of a module as HTML, and return its number of nodes and its size, as text for the log.
 
         Args:
             facts: the facts about the module.
-            file: an open file.
+            file: a file open for writing.
             step: receives the name of each step before it starts.
 
         Raises:

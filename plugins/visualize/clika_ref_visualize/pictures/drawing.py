@@ -1,4 +1,4 @@
-"""The contents of a picture before layout: boxes, groups around them, and edges between them."""
+"""The contents of a picture before layout: boxes, edges between them, and groups of boxes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,14 @@ class Box:
     badge: str
     """The precision, in a word or two."""
     rows: Sequence[tuple[str, str]]
-    """Text of the box: labels and texts. A text without a label spans the line."""
+    """The lines in the box, each a label and a text; with an empty label, the text spans the line."""
     details: Sequence[tuple[str, str]]
-    """All known facts, for the tooltip."""
+    """The lines of the tooltip, each a label and a text."""
     role: Role
 
     @property
-    def name(self) -> str:
-        """The name in the first row."""
-        return self.rows[0][1] if self.rows else self.kind
-
-    @property
     def tooltip(self) -> str:
-        """The tooltip, one fact per line."""
+        """The text of the tooltip: kind and details."""
         return "\n".join([self.kind, *(f"{label}: {text}" for label, text in self.details)])
 
 
@@ -52,12 +47,13 @@ class Edge:
     """A tensor passed from one box to another."""
 
     source: str
-    """Key of a box."""
+    """Key of the box that the edge starts at."""
     target: str
+    """Key of the box that reads the tensor."""
     tensor: str
-    """Name of the tensor, with ``quantized`` after it if it is read so. Edges with one name may share a route."""
+    """Name of the tensor, followed by ``quantized`` if the edge is. Edges of the same name may share a line."""
     text: str
-    """Type of the tensor, and its quantization."""
+    """Type of the tensor, or its quantization, for the tooltip."""
     is_quantized: bool
 
 
@@ -70,7 +66,7 @@ class BoxGroup:
     members: Sequence[Box | BoxGroup]
 
     def boxes(self) -> Iterator[Box]:
-        """Return all boxes of the group in order, including nested ones."""
+        """Yield all boxes of the group in order, including those of nested groups."""
         for member in self.members:
             if isinstance(member, BoxGroup):
                 yield from member.boxes()
@@ -83,16 +79,17 @@ Member: TypeAlias = "Box | BoxGroup"
 
 @dataclass(frozen=True, slots=True)
 class PictureDrawing:
-    """A whole picture: all boxes are in the root group, and all edges lead down."""
+    """A whole picture: its title, boxes and edges."""
 
     title: str
     subtitle: str
     root: BoxGroup
+    """The group of all boxes, in topological order: an edge ends at a later box."""
     edges: Sequence[Edge]
 
     @property
     def roles(self) -> Sequence[Role]:
-        """The roles in use, in the order of the legend."""
+        """The roles of all boxes, in the order of the legend."""
         roles = {box.role for box in self.root.boxes()}
         return [role for role in Role if role in roles]
 

@@ -70,6 +70,6 @@ def picture_path(path: Any) -> Path:
     """Return the path of a picture, with a supported suffix.
 
     Raises:
-        ModelError: it is no path, a folder, or has an unsupported suffix.
+        ModelError: ``path`` is no path or is a folder, or its suffix is unsupported.
     """
     return require_suffix(path, "a picture", PICTURE_WRITERS, DEFAULT_SUFFIX)

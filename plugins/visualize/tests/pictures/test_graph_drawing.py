@@ -74,8 +74,9 @@ def test_build_drawing_modules_become_groups():
     (body,) = [member for member in drawing.root.members if hasattr(member, "members")]
     assert body.title == "body"
     assert [member.title for member in body.members] == ["body.0", "body.1"]
-    assert [box.name for box in body.members[0].members] == ["body.0.first", "body.0.second", "plus"]
-    assert [box.name for box in drawing.root.members if box is not body] == ["x", "stem", "head", "layer_5"]
+    assert [dict(box.rows)["name"] for box in body.members[0].members] == ["body.0.first", "body.0.second", "plus"]
+    others = [dict(box.rows)["name"] for box in drawing.root.members if box is not body]
+    assert others == ["x", "stem", "head", "layer_5"]
 
 
 def test_build_drawing_without_plan_has_no_int8():
@@ -162,7 +163,7 @@ def test_build_drawing_overwritten_buffer_drawn_as_output():
     graph = build_residual_graph()
     graph.set_state("stem.weight", graph.outputs[0])
     box = boxes_by_key(build_drawing(graph))["state stem.weight"]
-    assert (box.kind, box.name, box.role) == ("state", "stem.weight", Role.INTERFACE)
+    assert (box.kind, dict(box.rows)["name"], box.role) == ("state", "stem.weight", Role.INTERFACE)
 
 
 def test_build_drawing_multiple_outputs_have_row_and_edge():
