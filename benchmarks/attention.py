@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, ratio
+from benchmarks.measuring import Names, measure_processor_seconds, median_ratio, run_in_fresh_process, run_in_turn
 from benchmarks.ptq.judging import compare_outputs, outputs
 from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES
@@ -84,7 +84,7 @@ MODELS: Mapping[str, Callable[[], Prepared]] = {
 
 def run(names: Names = None) -> None:
     """The products of attention in integers, in OpenVINO and ONNX Runtime: latency and SQNR; not part of all."""
-    rows = [row for name in names or MODELS for row in in_fresh_process("benchmarks.attention", name)]
+    rows = [row for name in names or MODELS for row in run_in_fresh_process("benchmarks.attention", name)]
     print_table(COLUMNS, rows)
 
 
@@ -109,11 +109,11 @@ def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple
             onnx.save(attention.in_integers(kinds, ranges), file)
             runs[variant] = opened(file)
         feed = {name: tensor.numpy() for name, tensor in prepared.test[0].items()}
-        calls = {name: lambda one=one: processor_seconds(lambda: one(feed)) for name, one in runs.items()}
-        seconds = in_turn(calls, ROUNDS)
+        calls = {name: lambda one=one: measure_processor_seconds(lambda: one(feed)) for name, one in runs.items()}
+        seconds = run_in_turn(calls, ROUNDS)
         for variant, one in runs.items():
             found = compare_outputs(outputs(one, prepared.test).reshape(exact.shape), exact, prepared)
-            slower = ratio(seconds[variant], seconds["as planned"])
+            slower = median_ratio(seconds[variant], seconds["as planned"])
             numbers = (f"{found['sqnr']:.1f} dB", f"{found['cosine']:.4f}")
             row = runtime, variant, f"{statistics.median(seconds[variant]) * 1e3:.2f}", f"{slower:.2f}", *numbers
             print(row, file=sys.stderr)

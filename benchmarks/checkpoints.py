@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import qat
-from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, verdict
+from benchmarks.measuring import Names, format_verdict, measure_processor_seconds, run_in_fresh_process, run_in_turn
 from benchmarks.models import MODELS
 
 # isort: split
@@ -66,13 +66,13 @@ def main(name: str, settings: str, rounds: str) -> dict[str, Any]:
     )
     with TemporaryDirectory() as folder:
         file = Path(folder) / name
-        saving = processor_seconds(lambda: module.clika_save(file))
+        saving = measure_processor_seconds(lambda: module.clika_save(file))
         loads = {
-            "ours": lambda: processor_seconds(lambda: ClikaModule.clika_load(file)),
-            "safetensors": lambda: processor_seconds(lambda: safetensors.torch.load_file(file)),
+            "ours": lambda: measure_processor_seconds(lambda: ClikaModule.clika_load(file)),
+            "safetensors": lambda: measure_processor_seconds(lambda: safetensors.torch.load_file(file)),
         }
-        in_turn(loads, 1)
-        seconds = in_turn(loads, int(rounds))
+        run_in_turn(loads, 1)
+        seconds = run_in_turn(loads, int(rounds))
         return {
             "bytes": file.stat().st_size,
             "needed": count_needed_bytes(module),
@@ -87,7 +87,7 @@ def run(names: Names = None, rounds: int = 9) -> None:
     size, slower = 0.0, 0.0
     for name in names or SUBJECTS:
         for settings in SETTINGS:
-            found = in_fresh_process("benchmarks.checkpoints", name, settings, str(rounds))
+            found = run_in_fresh_process("benchmarks.checkpoints", name, settings, str(rounds))
             clika_ref, torch_save = (statistics.median(found["seconds"][method]) for method in ("ours", "safetensors"))
             size = max(size, (found["bytes"] - SPARE_BYTES) / found["needed"])
             slower = max(slower, clika_ref - torch_save)
@@ -106,5 +106,5 @@ def run(names: Names = None, rounds: int = 9) -> None:
     title = "Saved modules; loads in turn, one thread, processor time, plugins loaded before"
     header = ("model", "weights", "file", "file / needed", "saving", "loading", "safetensors", "ratio")
     print_table(header, rows, title=title)
-    print(f"Largest file, less 200 KB, to what its weights need: {verdict(size, LARGER)}")
-    print(f"Seconds of loading beyond safetensors' own: {verdict(slower, SLOWER_S)}")
+    print(f"Largest file, less 200 KB, to what its weights need: {format_verdict(size, LARGER)}")
+    print(f"Seconds of loading beyond safetensors' own: {format_verdict(slower, SLOWER_S)}")

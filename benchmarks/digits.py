@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measuring import Names, in_fresh_process, verdict
+from benchmarks.measuring import Names, format_verdict, run_in_fresh_process
 from benchmarks.ptq.digits import BATCH, convolutional, data, depthwise, train_network
 from clika_ref import (
     ClikaModule,
@@ -153,10 +153,12 @@ def run(names: Names = None, seeds: int = SEEDS) -> None:
     rows: list[Sequence[object]] = []
     verdicts: list[str] = []
     for name in names or COMPRESSIONS:
-        found = [in_fresh_process("benchmarks.digits", name, str(seed)) for seed in range(seeds)]
+        found = [run_in_fresh_process("benchmarks.digits", name, str(seed)) for seed in range(seeds)]
         mean = {key: statistics.mean(each[key] for each in found) for key in found[0]}
         rows.append((name, *(f"{mean[key]:.2f} %" for key in ("float", "before", "after"))))
-        verdicts.append(f"{name}: points lost: {verdict(mean['float'] - mean['after'], COMPRESSIONS[name].points)}")
+        verdicts.append(
+            f"{name}: points lost: {format_verdict(mean['float'] - mean['after'], COMPRESSIONS[name].points)}"
+        )
         if "faster" in mean:
             is_met = "reached" if mean["faster"] >= TIMES_FASTER else "MISSED"
             verdicts.append(f"{name}: {mean['faster']:.2f} times faster of at least {TIMES_FASTER}: {is_met}")

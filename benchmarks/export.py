@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.measuring import Names, geometric_mean, in_fresh_process, in_turn, peak_bytes, ratio, verdict
+from benchmarks.measuring import (
+    Names,
+    format_verdict,
+    geometric_mean,
+    median_ratio,
+    read_peak_bytes,
+    run_in_fresh_process,
+    run_in_turn,
+)
 from benchmarks.models import MODELS, Model, Tiny
 from clika_ref import ClikaCompileOptions, clika_compile
 from clika_ref.core.registry import load_registry
@@ -93,7 +101,7 @@ def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
             stages.append(dict(result.timings))
         return seconds
 
-    found = in_turn(
+    found = run_in_turn(
         {
             "ours": lambda: go(export_with_clika_ref, "ours"),
             "theirs": lambda: go(export_with_torch, "theirs"),
@@ -108,9 +116,9 @@ def measure_memory(model: Model, method: str, folder: Path) -> dict[str, Any]:
     """Return by how much one road raises the peak of a process that holds the model and the inputs already."""
     small, large, made = model.inputs(1), model.inputs(2), model.make()
     gc.collect()
-    before = peak_bytes()
+    before = read_peak_bytes()
     EXPORT_METHODS[method](made, small, large, folder / "model.onnx")
-    return {"peak": peak_bytes() - before, "before": before}
+    return {"peak": read_peak_bytes() - before, "before": before}
 
 
 def main(unit: str, name: str, option: str) -> dict[str, Any]:
@@ -138,18 +146,18 @@ def run(names: Names = None, rounds: int = 3) -> None:
     print_table(COLUMNS, rows, title="Module to file, dynamic batch; one process, in turn; peaks in fresh processes")
     for (label, limit), column in zip(FIGURES.items(), zip(*ratios, strict=True), strict=True):
         over = [f"{name} {figure:.2f}" for name, figure in zip(names or MODELS, column, strict=True) if figure > limit]
-        print(
-            f"Geometric mean of {label}: {verdict(geometric_mean(column), limit)}; over it: {', '.join(over) or 'none'}"
-        )
+        verdict = format_verdict(geometric_mean(column), limit)
+        print(f"Geometric mean of {label}: {verdict}; over it: {', '.join(over) or 'none'}")
 
 
 def _row(name: str, rounds: int) -> tuple[tuple[Any, ...], tuple[float, ...]]:
-    found = in_fresh_process("benchmarks.export", "time", name, str(rounds))
+    found = run_in_fresh_process("benchmarks.export", "time", name, str(rounds))
     peaks = {
-        method: in_fresh_process("benchmarks.export", "memory", name, method)["peak"] for method in ("ours", "theirs")
+        method: run_in_fresh_process("benchmarks.export", "memory", name, method)["peak"]
+        for method in ("ours", "theirs")
     }
     against = {
-        other: [ratio(found[kind]["ours"], found[kind][other]) for kind in ("clock", "processor")]
+        other: [median_ratio(found[kind]["ours"], found[kind][other]) for kind in ("clock", "processor")]
         for other in ("theirs", "floor")
     }
     memory = peaks["ours"] / max(peaks["theirs"], 1)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, verdict
+from benchmarks.measuring import Names, format_verdict, measure_processor_seconds, run_in_fresh_process, run_in_turn
 from benchmarks.models import MODELS, Encoder
 from clika_ref import clika_compile
 from clika_ref.reporting.tables import print_table
@@ -44,11 +44,11 @@ def main(name: str, rounds: str) -> dict[str, list[float]]:
     ours = clika_compile(copy.deepcopy(eager), tracing_inputs=[x, x[: max(1, len(x) // 2)]] if len(x) > 1 else [x])
     with torch.no_grad():
         candidates = {
-            "ours": lambda: processor_seconds(lambda: ours(x)),
-            "eager": lambda: processor_seconds(lambda: eager(x)),
+            "ours": lambda: measure_processor_seconds(lambda: ours(x)),
+            "eager": lambda: measure_processor_seconds(lambda: eager(x)),
         }
-        in_turn(candidates, WARM_UP)
-        return in_turn(candidates, int(rounds))
+        run_in_turn(candidates, WARM_UP)
+        return run_in_turn(candidates, int(rounds))
 
 
 def run(names: Names = None, rounds: int = 60) -> None:
@@ -56,7 +56,7 @@ def run(names: Names = None, rounds: int = 60) -> None:
     rows = []
     worst = 0.0
     for name in names or CALLS:
-        found = in_fresh_process("benchmarks.forward", name, str(rounds))
+        found = run_in_fresh_process("benchmarks.forward", name, str(rounds))
         medians = {who: statistics.median(found[who]) for who in ("ours", "eager")}
         figure = medians["ours"] / medians["eager"]
         worst = max(worst, figure)
@@ -64,4 +64,4 @@ def run(names: Names = None, rounds: int = 60) -> None:
         rows.append((name, *own, f"{figure:.3f}"))
     title = "One call, in turn; torch.backends.mha.set_fastpath_enabled(False) for both"
     print_table(("model", "ClikaModule", "eager", "ratio"), rows, title=title)
-    print(f"Worst ratio: {verdict(worst, LIMIT)}")
+    print(f"Worst ratio: {format_verdict(worst, LIMIT)}")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.measuring import ROOT, in_turn, verdict
+from benchmarks.measuring import ROOT, format_verdict, run_in_turn
 from clika_ref.reporting.tables import print_table
 
 LIMIT_S = 0.3
@@ -43,7 +43,7 @@ def run(rounds: int = 9) -> None:
         return float(seconds)
 
     candidates: dict[str, Callable[[], float]] = {name: partial(measured, name) for name in STATEMENTS}
-    found = in_turn(candidates, rounds)
+    found = run_in_turn(candidates, rounds)
     added = {
         name: statistics.median(a - b for a, b in zip(seconds, found["torch"], strict=True))
         for name, seconds in found.items()
@@ -54,6 +54,6 @@ def run(rounds: int = 9) -> None:
     ]
     print_table(("statement", "median", "added", f"loaded of {', '.join(LAZY_MODULES)}"), rows, title="Import")
     for name in ("clika_ref", "clika_compile"):
-        print(f"{STATEMENTS[name]}: seconds added to torch: {verdict(added[name], LIMIT_S)}")
+        print(f"{STATEMENTS[name]}: seconds added to torch: {format_verdict(added[name], LIMIT_S)}")
     single = statistics.median(found["command line"])
-    print(f"{STATEMENTS['command line']}: seconds, without torch: {verdict(single, LIMIT_S)}")
+    print(f"{STATEMENTS['command line']}: seconds, without torch: {format_verdict(single, LIMIT_S)}")

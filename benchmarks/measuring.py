@@ -34,7 +34,7 @@ print(json.dumps(importlib.import_module(sys.argv[1]).main(*sys.argv[2:])))
 Names = Annotated[list[str] | None, typer.Argument(help="Only these rows; by default all.")]
 
 
-def in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def run_in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Run every candidate once a round, each round starting with another one; return the seconds that each reported."""
     found: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
@@ -46,14 +46,14 @@ def in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[
     return found
 
 
-def processor_seconds(call: Callable[[], Any]) -> float:
+def measure_processor_seconds(call: Callable[[], Any]) -> float:
     """Return the processor time of a call: on one thread its duration, less what other programs take."""
     start = time.process_time()
     call()
     return time.process_time() - start
 
 
-def ratio(first: Iterable[float], second: Iterable[float]) -> float:
+def median_ratio(first: Iterable[float], second: Iterable[float]) -> float:
     """Return the median of the ratios of runs that stood beside each other."""
     return statistics.median(a / b for a, b in zip(first, second, strict=True))
 
@@ -64,7 +64,7 @@ def geometric_mean(numbers: Iterable[float]) -> float:
     return math.exp(sum(logarithms) / len(logarithms))
 
 
-def in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -> Any:
+def run_in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -> Any:
     """Call ``main`` of a module in an interpreter of its own; return its result, passed as JSON.
 
     On one thread and with the bundled plugins, unless the environment says otherwise: threads that fight over cores
@@ -80,7 +80,7 @@ def in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def peak_bytes() -> int:
+def read_peak_bytes() -> int:
     """Return the most memory that this process has held so far.
 
     A process starts with the peak of the one that started it, so measure in children of one that stays small.
@@ -89,6 +89,6 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def verdict(value: float, limit: float) -> str:
+def format_verdict(value: float, limit: float) -> str:
     """Say whether a figure is reached."""
     return f"{value:.2f} of at most {limit:.2f}: {'reached' if value <= limit else 'MISSED'}"

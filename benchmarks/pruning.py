@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from benchmarks.measuring import Names, geometric_mean, in_fresh_process
+from benchmarks.measuring import Names, geometric_mean, run_in_fresh_process
 from clika_ref import ClikaModule, PruningSettings, clika_compile
 from clika_ref.compiled.latency import measure_seconds_and_ratio
 from clika_ref.core.registry import load_registry
@@ -98,7 +98,7 @@ def run(names: Names = None) -> None:
     rows: list[Sequence[object]] = []
     faster: list[float] = []
     for name in names or SUBJECTS:
-        found = in_fresh_process("benchmarks.pruning", name)
+        found = run_in_fresh_process("benchmarks.pruning", name)
         faster.append(1 / found["latency"])
         rows.append(
             (

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, ratio, verdict
+from benchmarks.measuring import (
+    Names,
+    format_verdict,
+    measure_processor_seconds,
+    median_ratio,
+    run_in_fresh_process,
+    run_in_turn,
+)
 from benchmarks.models import MODELS, Encoder
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.reporting.tables import print_table
@@ -81,7 +88,7 @@ def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
         model(x).square().mean().backward()
         optimizer.step()
 
-    return lambda: processor_seconds(step)
+    return lambda: measure_processor_seconds(step)
 
 
 def main(name: str, rounds: str) -> dict[str, Any]:
@@ -101,8 +108,8 @@ def main(name: str, rounds: str) -> dict[str, Any]:
         except (ImportError, ValueError) as error:  # the latter by torchao, of modules that are called twice
             lacking[method] = str(error)
             steps.pop(method, None)
-    in_turn(steps, WARM_UP)
-    return {"seconds": in_turn(steps, int(rounds)), "lacking": lacking}
+    run_in_turn(steps, WARM_UP)
+    return {"seconds": run_in_turn(steps, int(rounds)), "lacking": lacking}
 
 
 def run(names: Names = None, rounds: int = 9) -> None:
@@ -110,16 +117,16 @@ def run(names: Names = None, rounds: int = 9) -> None:
     rows: list[tuple[str, ...]] = []
     worst, compared = 0.0, 0.0
     for name in names or SUBJECTS:
-        found = in_fresh_process("benchmarks.qat", name, str(rounds))
+        found = run_in_fresh_process("benchmarks.qat", name, str(rounds))
         seconds = found["seconds"]
         for method, times in seconds.items():
-            figure = ratio(times, seconds["float"])
+            figure = median_ratio(times, seconds["float"])
             rows.append((name, method, f"{statistics.median(times) * 1e3:.1f} ms", f"{figure:.2f}"))
             worst = max(worst, figure) if method.startswith("ours") else worst
         rows += [(name, method, "makes none", reason) for method, reason in found["lacking"].items()]
-        peers = [ratio(seconds["ours"], seconds[method]) for method in ("NNCF", "torchao") if method in seconds]
+        peers = [median_ratio(seconds["ours"], seconds[method]) for method in ("NNCF", "torchao") if method in seconds]
         compared = max(compared, *peers) if peers else compared
     title = "One step: forward, backward, SGD; in turn, one thread, processor time"
     print_table(("model", "road", "step", "times a float step"), rows, title=title)
-    print(f"Worst ratio to float: {verdict(worst, LIMIT)}")
-    print(f"Worst ratio to a peer: {verdict(compared, 1.0)}" if compared else "No peer is installed")
+    print(f"Worst ratio to float: {format_verdict(worst, LIMIT)}")
+    print(f"Worst ratio to a peer: {format_verdict(compared, 1.0)}" if compared else "No peer is installed")

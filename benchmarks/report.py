@@ -13,7 +13,7 @@ from benchmarks.models import MODELS
 # isort: split
 from playwright.sync_api import Playwright, sync_playwright
 
-from benchmarks.measuring import Names, verdict
+from benchmarks.measuring import Names, format_verdict
 from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.reporting.tables import print_table
 
@@ -37,8 +37,8 @@ def run(names: Names = None, rounds: int = 5) -> None:
             megabytes = path.stat().st_size / 1e6
         shown = [f"{s:.2f} s" for s in (min(seconds), max(seconds))]
         print_table(("model", "nodes", "file", "fastest", "slowest"), [(name, nodes, f"{megabytes:.2f} MB", *shown)])
-        print(f"{name}: seconds from the start of Chromium to what is drawn: {verdict(max(seconds), SECONDS)}")
-        print(f"{name}: MB of the page: {verdict(megabytes, MEGABYTES)}")
+        print(f"{name}: seconds from the start of Chromium to what is drawn: {format_verdict(max(seconds), SECONDS)}")
+        print(f"{name}: MB of the page: {format_verdict(megabytes, MEGABYTES)}")
 
 
 def _write_report(name: str, path: Path) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.measuring import in_fresh_process, verdict
+from benchmarks.measuring import format_verdict, run_in_fresh_process
 from clika_ref.reporting.tables import print_table
 
 SIZES = [1_000, 10_000, 100_000]
@@ -40,7 +40,7 @@ def run(sizes: Sizes = None) -> None:
                 worst, slowest = figure, stage
     columns = ("stage", *(f"{size:,}" for size in sizes), *(f"{n:,} to {m:,}" for n, m in pairs))
     print_table(columns, rows, title="Our stages on graphs of so many traced calls; growth for ten times the nodes")
-    print(f"Largest growth, {slowest}: {verdict(worst, LIMIT)}")
+    print(f"Largest growth, {slowest}: {format_verdict(worst, LIMIT)}")
 
 
 REPEATS = 3
@@ -48,5 +48,5 @@ REPEATS = 3
 
 
 def _seconds(size: int) -> dict[str, float]:
-    runs = [in_fresh_process("benchmarks.stages", str(size)) for _ in range(REPEATS)]
+    runs = [run_in_fresh_process("benchmarks.stages", str(size)) for _ in range(REPEATS)]
     return {stage: statistics.median(run[stage] for run in runs) for stage in runs[0]}

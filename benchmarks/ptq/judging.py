@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measuring import in_turn
+from benchmarks.measuring import run_in_turn
 from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES, Run
 from benchmarks.ptq.subjects import Prepared, read
@@ -35,7 +35,7 @@ def latencies(runs: dict[str, Run], feed: dict[str, Any], rounds: int) -> Any:
 
     for run in runs.values():
         timed(run)
-    return in_turn({name: lambda run=run: timed(run) for name, run in runs.items()}, rounds)
+    return run_in_turn({name: lambda run=run: timed(run) for name, run in runs.items()}, rounds)
 
 
 def outputs(run: Run, batches: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import peak_bytes
+from benchmarks.measuring import read_peak_bytes
 from benchmarks.models import Tiny
 from benchmarks.ptq.runtimes import RUNTIMES
 from benchmarks.ptq.subjects import read
@@ -35,8 +35,8 @@ def main(runtime: str, method: str, location: str) -> dict[str, Any]:
         export(Tiny().eval(), tiny_data, Path(other) / f"tiny{chosen.suffix}", is_transformer=False)
         prepared = read(folder)
         gc.collect()
-        before, start = peak_bytes(), time.perf_counter()
+        before, start = read_peak_bytes(), time.perf_counter()
         export(prepared.model, prepared.calibration, path, is_transformer=prepared.is_transformer)
         seconds = time.perf_counter() - start
     written = [file for file in (path, path.with_suffix(".bin")) if file.exists()]
-    return {"seconds": seconds, "peak": peak_bytes() - before, "bytes": sum(f.stat().st_size for f in written)}
+    return {"seconds": seconds, "peak": read_peak_bytes() - before, "bytes": sum(f.stat().st_size for f in written)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import Names, in_fresh_process, ratio
+from benchmarks.measuring import Names, median_ratio, run_in_fresh_process
 from benchmarks.ptq.runtimes import CLIKA_REF_LATENCY_METHOD, CLIKA_REF_METHOD, RUNTIMES, peers_of
 from clika_ref.reporting.tables import print_table
 
@@ -61,7 +61,7 @@ class Found:
 
     def faster(self, method: str) -> float:
         """Return how many times faster than fp32 a file is."""
-        return 1 / ratio(self.latency[method], self.latency["fp32"])
+        return 1 / median_ratio(self.latency[method], self.latency["fp32"])
 
 
 def run(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "onnxruntime") -> None:
@@ -83,7 +83,7 @@ def run(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "o
 
 def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
     with TemporaryDirectory() as folder:
-        in_fresh_process("benchmarks.ptq.subjects", name, folder)
+        run_in_fresh_process("benchmarks.ptq.subjects", name, folder)
         made: dict[str, list[Any]] = {}
         methods = [
             method for method in RUNTIMES[runtime].methods if method != CLIKA_REF_LATENCY_METHOD or name in TIMED
@@ -93,9 +93,9 @@ def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
                 if method not in made or made[method]:
                     made.setdefault(method, []).extend(_export_model(name, runtime, method, folder))
         whole = [method for method in made if made[method] and method != "floor"]
-        judged = in_fresh_process("benchmarks.ptq.judging", runtime, folder, str(calls), *whole)
+        judged = run_in_fresh_process("benchmarks.ptq.judging", runtime, folder, str(calls), *whole)
         has_sensitivities = name in SENSITIVITY_SUBJECTS and runtime == "onnxruntime"
-        sensitivities = in_fresh_process("benchmarks.ptq.sensitivities", folder) if has_sensitivities else None
+        sensitivities = run_in_fresh_process("benchmarks.ptq.sensitivities", folder) if has_sensitivities else None
     return Found(
         runtime,
         {method: [m["seconds"] for m in made[method]] for method in made if made[method]},
@@ -111,7 +111,7 @@ def _measure(name: str, rounds: int, calls: int, runtime: str) -> Found:
 def _export_model(name: str, runtime: str, method: str, folder: str) -> list[Any]:
     """Return what one walk down a road took; nothing where a peer fails, which is said."""
     try:
-        return [in_fresh_process("benchmarks.ptq.making", runtime, method, folder, on_one_thread=False)]
+        return [run_in_fresh_process("benchmarks.ptq.making", runtime, method, folder, on_one_thread=False)]
     except RuntimeError as error:
         if method not in peers_of(runtime):
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import Names, in_fresh_process
+from benchmarks.measuring import Names, run_in_fresh_process
 from benchmarks.targets.architectures import ARCHITECTURES
 
 # isort: split
@@ -26,7 +26,7 @@ def run(names: Names = None) -> None:
     """Twenty architectures for TensorRT and OpenVINO: rules broken, what is planned and run; not part of all."""
     every: dict[str, list[dict[str, Any]]] = {}
     for name in names or ARCHITECTURES:
-        every[name] = in_fresh_process("benchmarks.targets.run", name)
+        every[name] = run_in_fresh_process("benchmarks.targets.run", name)
         print(f"{name}: {every[name]}", file=sys.stderr)
     rows = [(name, *found.values()) for name, targets in every.items() for found in targets]
     print_table(
