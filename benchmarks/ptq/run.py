@@ -167,7 +167,7 @@ def _make_latency_rows(found: SubjectMeasurements) -> list[tuple[Any, ...]]:
 
 def _print_limits(results: Mapping[str, SubjectMeasurements]) -> None:
     for name in (*VISION, "swin_t"):
-        if name in results:
+        if name in results and results[name].peers:
             _print_export_limits(name, results[name])
     for name, found in results.items():
         _print_latency_limits(name, found)
@@ -192,6 +192,8 @@ def _print_latency_limits(name: str, found: SubjectMeasurements) -> None:
         if method in found.latency:
             label = f"{name}: latency of {method} to {FLOAT}, upper 95 % bound"
             _print_limit(label, found.compute_latency_bound(FLOAT, method), 1.05, is_upper_limit=True)
+    if not found.peers:  # none is installed; `_measure_export` printed the errors
+        return
     fastest = max(found.peers, key=found.compute_speedup)
     label = f"{name}: latency to the fastest peer, {fastest}, upper 95 % bound"
     limit = RUNTIMES[found.runtime].max_peer_ratio
