@@ -1,1 +1,1 @@
-"""What the project promises in numbers, measured: ``python -m benchmarks``, or one part of it by name."""
+"""Measure speed, memory and accuracy: ``python -m benchmarks``, or one benchmark by name."""

@@ -1,4 +1,4 @@
-"""The command line: every benchmark, or one of them by name."""
+"""Run one benchmark by name, or without a name import, forward, scaling and export."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ for _name, _command in COMMANDS.items():
 
 @app.callback(invoke_without_command=True)
 def run_default_benchmarks(context: typer.Context) -> None:
-    """Run the benchmarks of imports, calls, scaling and export if no command is given."""
+    """Run the default benchmarks if no command is given."""
     if context.invoked_subcommand is None:
         for run in (imports.run, forward.run, scaling.run, export.run):
             run()

@@ -1,7 +1,8 @@
-"""What integers do to the products of attention, each of two computed values, which no target plans: latency and SQNR.
+"""Measure INT8 for the matrix products of attention, which no target quantizes: latency and SQNR.
 
-They are put into the file that a quantized module is exported to: from 0 on for what a softmax returns, signed ones
-around 0 for what stands second, as both runtimes multiply them, and what each of them takes for queries.
+Both operands of these products are activations. The benchmark inserts Q/DQ pairs for them into the file of a quantized
+module, in the form that the runtimes support. Softmax outputs are unsigned, from 0. Second operands are signed and
+symmetric. Queries are signed and symmetric in OpenVINO, and unsigned with a zero point in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,73 +20,73 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, ratio
-from benchmarks.ptq.judging import compare_outputs, outputs
+from benchmarks.measuring import Names, measure_processor_seconds, median_ratio, run_in_fresh_process, run_in_turn
+from benchmarks.ptq.evaluation import compare_outputs, compute_outputs
 from benchmarks.ptq.quantizers import compile_quantized
-from benchmarks.ptq.runtimes import RUNTIMES
-from benchmarks.ptq.subjects import SUBJECTS, Batch, Prepared
+from benchmarks.ptq.runtimes import RUNTIMES, Run
+from benchmarks.ptq.subjects import SUBJECTS, Batch, PreparedSubject
 
 # isort: split
 import torch
 
 from clika_ref.reporting.tables import print_table
 
-SCORES, MIXTURES = "scores", "mixtures"
-"""Products of queries with keys, and of what a softmax makes of them with values."""
+QUERIES_KEYS, SOFTMAX_VALUES = "queries x keys", "softmax x values"
+"""The two types of products: attention scores, and the mixture of values by their softmax."""
+AS_PLANNED = "as planned"
 VARIANTS: Mapping[str, Collection[str]] = {
-    "as planned": (), SCORES: (SCORES,), MIXTURES: (MIXTURES,), "both": (SCORES, MIXTURES),
-}  # fmt: skip
-COLUMNS = ("model", "runtime", "products in integers", "ms", "of as planned", "SQNR", "mean cosine")
-CALIBRATION_IMAGES = 5
-"""Batches of the calibration data in which ranges are looked for."""
+    AS_PLANNED: (),
+    QUERIES_KEYS: (QUERIES_KEYS,),
+    SOFTMAX_VALUES: (SOFTMAX_VALUES,),
+    "both": (QUERIES_KEYS, SOFTMAX_VALUES),
+}
+COLUMNS = ("model", "runtime", "products in INT8", "ms", "relative to planned", "SQNR", "mean cosine")
+RANGE_BATCHES = 5
+"""Batches of the calibration data that determine the ranges of operands."""
 ROUNDS = 20
 
 
-class Block(torch.nn.Module):
-    """Attention between two linear layers, with as many heads as the width has parts: ``float32[b, tokens, width]``."""
+class AttentionBlock(torch.nn.Module):
+    """Multi-head attention between two linear layers, on ``float32[b, tokens, width]``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.heads, self.mixed, self.out = heads, torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.heads = heads
+        self.projection, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend."""
-        query, key, value = self.mixed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        """Return ``[b, tokens, width]`` for ``x[b, tokens, width]``."""
+        query, key, value = self.projection(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         attended = torch.nn.functional.scaled_dot_product_attention(query, key, value)
         return self.out(attended.transpose(1, 2).flatten(2))
 
 
-def _block(batch: int, tokens: int, width: int, heads: int) -> Callable[[], Prepared]:
-    def made() -> Prepared:
-        spread = torch.Generator().manual_seed(0)
-        data = [{"x": torch.randn(size, tokens, width, generator=spread)} for size in (2 * batch, batch) * 2]
-        return Prepared(Block(width, heads).eval(), data[:2], data[:1:-1], None, is_transformer=True)
-
-    return made
+def _prepare_block(batch: int, tokens: int, width: int, heads: int) -> PreparedSubject:
+    generator = torch.Generator().manual_seed(0)
+    data = [{"x": torch.randn(size, tokens, width, generator=generator)} for size in (2 * batch, batch) * 2]
+    return PreparedSubject(AttentionBlock(width, heads).eval(), data[:2], data[:1:-1], None, is_transformer=True)
 
 
-def _subject(name: str) -> Callable[[], Prepared]:
-    def made() -> Prepared:
-        found = SUBJECTS[name]()
-        first, *others = found.test()
-        single, rest = ({name: tensor[part] for name, tensor in first.items()} for part in (slice(1), slice(1, None)))
-        return Prepared(found.make(), found.calibration(), [single, rest, *others], None, is_transformer=True)
-
-    return made
+def _prepare_subject(name: str) -> PreparedSubject:
+    """Build a subject. Its first test batch is split, so that latency is measured on one sample."""
+    subject = SUBJECTS[name]()
+    first, *others = subject.test()
+    single, rest = ({name: tensor[part] for name, tensor in first.items()} for part in (slice(1), slice(1, None)))
+    return PreparedSubject(subject.make(), subject.calibration(), [single, rest, *others], None, is_transformer=True)
 
 
-MODELS: Mapping[str, Callable[[], Prepared]] = {
-    **{name: _subject(name) for name in ("encoder", "vit_b_16", "swin_t")},
-    "block of vit_b_16": _block(1, 197, 768, 12),
-    "first block of swin_t": _block(64, 49, 96, 3),
-    "block of 1,024 tokens": _block(1, 1024, 768, 12),
+MODELS: Mapping[str, Callable[[], PreparedSubject]] = {
+    **{name: partial(_prepare_subject, name) for name in ("encoder", "vit_b_16", "swin_t")},
+    "block of vit_b_16": partial(_prepare_block, 1, 197, 768, 12),
+    "first block of swin_t": partial(_prepare_block, 64, 49, 96, 3),
+    "block of 1,024 tokens": partial(_prepare_block, 1, 1024, 768, 12),
 }
 
 
 def run(names: Names = None) -> None:
-    """The products of attention in integers, in OpenVINO and ONNX Runtime: latency and SQNR; not part of all."""
-    rows = [row for name in names or MODELS for row in in_fresh_process("benchmarks.attention", name)]
+    """Measure INT8 for the matrix products of attention in both runtimes: latency and SQNR."""
+    rows = [row for name in names or MODELS for row in run_in_fresh_process("benchmarks.attention", name)]
     print_table(COLUMNS, rows)
 
 
@@ -93,96 +95,96 @@ def main(name: str) -> list[tuple[str, ...]]:
     prepared = MODELS[name]()
     with torch.no_grad():
         exact = np.concatenate([prepared.model(**batch).flatten(1).numpy() for batch in prepared.test])
-    return [(name, *row) for runtime in ("openvino", "onnxruntime") for row in _rows(runtime, prepared, exact)]
+    return [(name, *row) for runtime in ("openvino", "onnxruntime") for row in _measure_rows(runtime, prepared, exact)]
 
 
-def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple[str, ...]]:
-    opened = RUNTIMES[runtime].open
-    with TemporaryDirectory() as position:
-        path = Path(position) / "planned.onnx"
+def _measure_rows(runtime: str, prepared: PreparedSubject, exact: np.ndarray) -> Iterator[tuple[str, ...]]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "planned.onnx"
         compile_quantized(prepared.model, prepared.calibration, runtime).clika_export(path)
-        attention = Attention(onnx.load(path), runtime)
-        ranges = attention.ranges(prepared.calibration[:CALIBRATION_IMAGES])
-        runs = {}
-        for variant, kinds in VARIANTS.items():
-            file = Path(position) / f"{variant}.onnx"
-            onnx.save(attention.in_integers(kinds, ranges), file)
-            runs[variant] = opened(file)
+        products = AttentionProducts(onnx.load(path), runtime)
+        ranges = products.measure_ranges(prepared.calibration[:RANGE_BATCHES])
+        runs: dict[str, Run] = {}
+        for variant, types in VARIANTS.items():
+            file = Path(folder) / f"{variant}.onnx"
+            onnx.save(products.quantize(types, ranges), file)
+            runs[variant] = RUNTIMES[runtime].open(file)
         feed = {name: tensor.numpy() for name, tensor in prepared.test[0].items()}
-        calls = {name: lambda one=one: processor_seconds(lambda: one(feed)) for name, one in runs.items()}
-        seconds = in_turn(calls, ROUNDS)
-        for variant, one in runs.items():
-            found = compare_outputs(outputs(one, prepared.test).reshape(exact.shape), exact, prepared)
-            slower = ratio(seconds[variant], seconds["as planned"])
-            numbers = (f"{found['sqnr']:.1f} dB", f"{found['cosine']:.4f}")
-            row = runtime, variant, f"{statistics.median(seconds[variant]) * 1e3:.2f}", f"{slower:.2f}", *numbers
+        calls = {name: lambda run=run: measure_processor_seconds(lambda: run(feed)) for name, run in runs.items()}
+        seconds = run_in_turn(calls, ROUNDS)
+        for variant, run in runs.items():
+            found = compare_outputs(compute_outputs(run, prepared.test).reshape(exact.shape), exact, prepared)
+            ratio = median_ratio(seconds[variant], seconds[AS_PLANNED])
+            accuracy = (f"{found['sqnr']:.1f} dB", f"{found['cosine']:.4f}")
+            row = runtime, variant, f"{statistics.median(seconds[variant]) * 1e3:.2f}", f"{ratio:.2f}", *accuracy
             print(row, file=sys.stderr)
             yield row
 
 
 @dataclass(frozen=True)
-class Attention:
-    """A file, and the products of two computed values in it."""
+class AttentionProducts:
+    """The matrix products of two activations in a file."""
 
     model: onnx.ModelProto
     runtime: str
 
     @property
-    def products(self) -> dict[str, str]:
-        """Of each such product, by the name of what it makes, which of the two it is."""
-        fixed, found, softmax = {i.name for i in self.model.graph.initializer}, dict[str, str](), set[str]()
+    def types(self) -> dict[str, str]:
+        """The type of each product, by the name of its output."""
+        constants, found, softmax = {i.name for i in self.model.graph.initializer}, dict[str, str](), set[str]()
         for node in self.model.graph.node:
-            if all(name in fixed for name in node.input):
-                fixed.update(node.output)
+            if all(name in constants for name in node.input):
+                constants.update(node.output)
             elif node.op_type == "Softmax":
                 softmax.update(node.output)
-            elif node.op_type == "MatMul" and not fixed & {*node.input}:
-                found[node.output[0]] = MIXTURES if node.input[0] in softmax else SCORES
+            elif node.op_type == "MatMul" and not constants & {*node.input}:
+                found[node.output[0]] = SOFTMAX_VALUES if node.input[0] in softmax else QUERIES_KEYS
         return found
 
-    def ranges(self, batches: Sequence[Batch]) -> dict[str, tuple[float, float]]:
-        """Return the least and the greatest element of what these products read."""
-        import onnxruntime  # noqa: PLC0415 - the table needs none of it
+    def measure_ranges(self, batches: Sequence[Batch]) -> dict[str, tuple[float, float]]:
+        """Return the minimum and maximum of each operand of these products."""
+        import onnxruntime  # noqa: PLC0415 - printing the table does not need it
 
-        shown, matrix_products = onnx.ModelProto(), self.products
-        shown.CopyFrom(self.model)
-        read = dict.fromkeys(n for node in shown.graph.node if node.output[0] in matrix_products for n in node.input)
-        shown.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in read)
-        session = onnxruntime.InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
-        found = dict.fromkeys(read, (0.0, 0.0))
+        model, types = onnx.ModelProto(), self.types
+        model.CopyFrom(self.model)
+        operands = dict.fromkeys(name for node in model.graph.node if node.output[0] in types for name in node.input)
+        model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in operands)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        found = dict.fromkeys(operands, (0.0, 0.0))
         for batch in batches:
-            results = session.run([*read], {name: tensor.numpy() for name, tensor in batch.items()})
-            for name, result in zip(read, results, strict=True):
+            results: Any = session.run([*operands], {name: tensor.numpy() for name, tensor in batch.items()})
+            for name, result in zip(operands, results, strict=True):
                 low, high = found[name]
                 found[name] = min(low, float(result.min())), max(high, float(result.max()))
         return found
 
-    def in_integers(self, kinds: Collection[str], ranges: Mapping[str, tuple[float, float]]) -> onnx.ModelProto:
-        """Return the model with pairs before the products of some kinds."""
-        made, matrix_products = onnx.ModelProto(), self.products
-        made.CopyFrom(self.model)
+    def quantize(self, chosen: Collection[str], ranges: Mapping[str, tuple[float, float]]) -> onnx.ModelProto:
+        """Return the model with Q/DQ pairs at the operands of the products of the chosen types."""
+        model, types = onnx.ModelProto(), self.types
+        model.CopyFrom(self.model)
         nodes: list[onnx.NodeProto] = []
-        for node in made.graph.node:
-            kind = matrix_products.get(node.output[0], "")
-            for position, name in enumerate([*node.input] if kind in kinds else ()):
-                scale, zero = self._scale(kind, position, *ranges[name])
-                values = f"{node.output[0]}_operand_{position}"
-                numbers = {f"{values}_scale": np.float32(scale), f"{values}_zero": zero}
-                made.graph.initializer.extend(numpy_helper.from_array(n, key) for key, n in numbers.items())
-                quantize = helper.make_node("QuantizeLinear", [name, *numbers], [f"{values}_q"], f"{values}_q")
-                nodes += [quantize, helper.make_node("DequantizeLinear", [f"{values}_q", *numbers], [values], values)]
-                node.input[position] = values
+        for node in model.graph.node:
+            product_type = types.get(node.output[0], "")
+            for position, name in enumerate([*node.input] if product_type in chosen else ()):
+                scale, zero_point = self._compute_qparams(product_type, position, *ranges[name])
+                operand = f"{node.output[0]}_operand_{position}"
+                qparams = {f"{operand}_scale": np.float32(scale), f"{operand}_zero_point": zero_point}
+                model.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in qparams.items())
+                quantize = helper.make_node("QuantizeLinear", [name, *qparams], [f"{operand}_q"], f"{operand}_q")
+                dequantize = helper.make_node("DequantizeLinear", [f"{operand}_q", *qparams], [operand], operand)
+                nodes += [quantize, dequantize]
+                node.input[position] = operand
             nodes.append(node)
-        del made.graph.node[:]
-        made.graph.node.extend(nodes)
-        onnx.checker.check_model(made)
-        return made
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        onnx.checker.check_model(model)
+        return model
 
-    def _scale(self, kind: str, position: int, low: float, high: float) -> tuple[float, Any]:
+    def _compute_qparams(self, product_type: str, position: int, low: float, high: float) -> tuple[float, Any]:
         """Return the scale and the zero point of an operand."""
-        if kind == MIXTURES and position == 0:  # of which nothing lies below 0
+        if product_type == SOFTMAX_VALUES and position == 0:  # softmax outputs are at least 0
             return high / 255, np.uint8(0)
-        if position == 0 and self.runtime == "onnxruntime":  # which multiplies unsigned ones with signed ones
+        if position == 0 and self.runtime == "onnxruntime":  # it multiplies unsigned with signed operands
             scale = (high - low) / 255
             return scale, np.uint8(round(-low / scale))
         return max(-low, high) / 127, np.int8(0)

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with its ImageNet weights, float against INT8: accuracy, size and latency at batch 1.
+"""Compare INT8 with float for EfficientNet-Lite0 with ImageNet weights: accuracy, size and latency at batch 1.
 
 ``python -m benchmarks efficientnet`` prints the table. The images are photographs that come with scikit-learn and
 scikit-image, as ImageNet itself is not available. Calibration and test use different photographs.
@@ -25,7 +25,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from benchmarks.measuring import in_fresh_process, in_turn, ratio
+from benchmarks.measuring import median_ratio, run_in_fresh_process, run_in_turn
 from clika_ref import (
     DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_OpenVINO_ONNX,
@@ -170,9 +170,9 @@ def main(rounds: str, crops: str) -> dict[str, dict[str, float]]:
         runners = {"PyTorch, float": (weights, model), **write_files(model, Path(folder))}
         images, classes = make_test_crops(int(crops))
         logits = {name: torch.cat([run(x) for x in images.split(BATCH)]) for name, (_, run) in runners.items()}
-        timed = {name: lambda run=run: _time_calls(run, images[:1]) for name, (_, run) in runners.items()}
-        in_turn(timed, 1)  # the first calls allocate
-        seconds = in_turn(timed, int(rounds))
+        calls = {name: lambda run=run: _time_calls(run, images[:1]) for name, (_, run) in runners.items()}
+        run_in_turn(calls, 1)  # the first calls allocate
+        seconds = run_in_turn(calls, int(rounds))
         exact = logits["PyTorch, float"]
         found: dict[str, dict[str, float]] = {}
         for name, (path, _) in runners.items():
@@ -184,13 +184,13 @@ def main(rounds: str, crops: str) -> dict[str, dict[str, float]]:
                 "decibels": -10 * error.log10().item(),
                 "bytes": path.stat().st_size,
                 "seconds": statistics.median(seconds[name]),
-                "ratio": ratio(seconds[name], seconds[runtime_float]),
+                "ratio": median_ratio(seconds[name], seconds[runtime_float]),
             }
     return found
 
 
 def _time_calls(run: Classifier, images: Tensor) -> float:
-    """Return the median of the seconds of some calls."""
+    """Return the median seconds of ``CALLS_PER_ROUND`` calls."""
     seconds: list[float] = []
     for _ in range(CALLS_PER_ROUND):
         start = time.perf_counter()
@@ -200,8 +200,8 @@ def _time_calls(run: Classifier, images: Tensor) -> float:
 
 
 def run(rounds: int = ROUNDS, crops: int = TEST_CROPS) -> None:
-    """EfficientNet-Lite0 with ImageNet weights, float against INT8: accuracy, size and latency; not part of all."""
-    found = in_fresh_process("benchmarks.efficientnet", str(rounds), str(crops))
+    """Compare INT8 with float for EfficientNet-Lite0: accuracy, size and latency."""
+    found = run_in_fresh_process("benchmarks.efficientnet", str(rounds), str(crops))
     rows = [
         (
             name,

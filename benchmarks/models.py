@@ -1,4 +1,4 @@
-"""The models that are measured: random weights, no download."""
+"""The models of the benchmarks, with random weights, so that nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import conftest  # noqa: F401 - lets torchvision and transformers import beside a torch without CUDA, so it comes first
+import conftest  # noqa: F401 - first, so that torchvision and transformers import with a torch without CUDA
 
 # isort: split
 import torch
@@ -19,26 +19,26 @@ VOCABULARY = 1000
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and keyword arguments for a call of it with a given batch."""
+    """A model, and the keyword arguments of a call with a given batch size."""
 
     build: Callable[[], torch.nn.Module]
     inputs: Callable[[int], dict[str, torch.Tensor]]
 
     def make(self) -> torch.nn.Module:
-        """Return a new instance, the same each time."""
+        """Return a new instance in eval mode, with the same weights each time."""
         torch.manual_seed(0)
         return self.build().eval()
 
 
 class Tiny(torch.nn.Module):
-    """A convolution and a linear layer: what methods of export are warmed up with."""
+    """A convolution and a linear layer, to warm up methods of export."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[n, 4]`` of images ``x[n, 3, h, w]``."""
+        """Return ``[n, 4]`` for images ``x[n, 3, h, w]``."""
         return self.linear(self.conv(x).relu().mean((2, 3)))
 
 
@@ -51,7 +51,7 @@ class Encoder(torch.nn.Module):
         self.encoder = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[n, length, width]`` of sequences ``x[n, length, width]``."""
+        """Return ``[n, length, width]`` for sequences ``x[n, length, width]``."""
         return self.encoder(x)
 
 
@@ -63,14 +63,14 @@ def make_vision_model(name: str) -> Model:
 
 
 def make_tokens(batch: int) -> dict[str, torch.Tensor]:
-    """Return a batch of 32 tokens each."""
+    """Return ``batch`` sequences of 32 tokens."""
     return {"input_ids": torch.randint(0, VOCABULARY, (batch, 32)), "attention_mask": torch.ones(batch, 32).long()}
 
 
 def make_transformer(
     architecture: str, inputs: Callable[[int], dict[str, torch.Tensor]] = make_tokens, **sizes: Any
 ) -> Model:
-    """Return a model of transformers, with its configuration in the given sizes."""
+    """Return a model of transformers with the given sizes in its configuration."""
     model_class = getattr(transformers, architecture)
     config = model_class.config_class(**sizes)
     return Model(lambda: model_class(config), inputs)
@@ -97,4 +97,4 @@ MODELS: dict[str, Callable[[], Model]] = {
         "GPT2LMHeadModel", vocab_size=VOCABULARY, n_embd=64, n_layer=4, n_head=4, use_cache=False
     ),
 }
-"""Each made on demand: only the one that is measured costs memory."""
+"""Models by name, built on demand so that only the measured one costs memory."""

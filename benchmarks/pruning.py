@@ -1,7 +1,8 @@
-"""Channels and heads removed: latency, size and products of four models in ONNX Runtime, against the same in float."""
+"""Compare four models with their originals after structured pruning: latency in ONNX Runtime, size and MACs."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +16,24 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from benchmarks.measuring import Names, geometric_mean, in_fresh_process
+from benchmarks.measuring import Names, run_in_fresh_process
 from clika_ref import ClikaModule, PruningSettings, clika_compile
 from clika_ref.compiled.latency import measure_seconds_and_ratio
 from clika_ref.core.registry import load_registry
 from clika_ref.reporting.tables import print_table
 
-SHARE = 0.5
-"""Of the channels, or heads, of each group that goes."""
+PRUNED_SHARE = 0.5
+"""Of the channels, or heads, of each group."""
 
 
 class GroupedQueryBlock(nn.Module):
-    """A block of a language model: sixteen query heads on four of key and value, and a gated layer behind them."""
+    """A block of a language model: attention with 16 query heads and 4 key/value heads, then a gated MLP."""
 
-    def __init__(self, dim: int = 512, heads: int = 16, shared: int = 4) -> None:
+    def __init__(self, dim: int = 512, heads: int = 16, key_value_heads: int = 4) -> None:
         super().__init__()
         self.width = dim // heads
         self.query, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
-        self.key, self.value = (nn.Linear(dim, shared * self.width) for _ in range(2))
+        self.key, self.value = (nn.Linear(dim, key_value_heads * self.width) for _ in range(2))
         self.norm, self.gate, self.up, self.down = (
             nn.LayerNorm(dim),
             *(nn.Linear(dim, 4 * dim) for _ in range(2)),
@@ -40,7 +41,7 @@ class GroupedQueryBlock(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x[n, length, dim]`` after attention and the gated layer."""
+        """Return ``[n, length, dim]`` for ``x[n, length, dim]``."""
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
@@ -51,29 +52,29 @@ class GroupedQueryBlock(nn.Module):
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model, and a batch of it."""
+class PruningSubject:
+    """A model, and its inputs."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], torch.Tensor]
 
 
-def _images() -> torch.Tensor:
+def _make_images() -> torch.Tensor:
     return torch.randn(1, 3, 224, 224)
 
 
-SUBJECTS: Mapping[str, Subject] = {
+SUBJECTS: Mapping[str, PruningSubject] = {
     **{
-        name: Subject(lambda name=name: MODELS[name]().make(), _images)
+        name: PruningSubject(lambda name=name: MODELS[name]().make(), _make_images)
         for name in ("densenet121", "mobilenet_v3_large")
     },
-    "resnext50_32x4d": Subject(lambda: torchvision.models.resnext50_32x4d(weights=None), _images),
-    "grouped-query block": Subject(GroupedQueryBlock, lambda: torch.randn(1, 128, 512)),
+    "resnext50_32x4d": PruningSubject(lambda: torchvision.models.resnext50_32x4d(weights=None), _make_images),
+    "grouped-query block": PruningSubject(GroupedQueryBlock, lambda: torch.randn(1, 128, 512)),
 }
 
 
 def main(name: str) -> dict[str, float]:
-    """Prune one model, export it before and after, and call both files in turn; return the ratios."""
+    """Prune one model, export it before and after, and run both files in turn; return the ratios."""
     torch.manual_seed(0)
     subject, target = SUBJECTS[name], load_registry().targets["onnxruntime"]
     inputs = [subject.inputs()]
@@ -81,25 +82,25 @@ def main(name: str) -> dict[str, float]:
     assert isinstance(module, ClikaModule)
     with TemporaryDirectory() as folder:
         before = module.clika_export(Path(folder) / "before.onnx")
-        found = module.clika_prune(PruningSettings("structured", None, SHARE), calibration_inputs=inputs)
+        pruned = module.clika_prune(PruningSettings("structured", None, PRUNED_SHARE), calibration_inputs=inputs)
         after = module.clika_export(Path(folder) / "after.onnx")
         seconds, ratio = measure_seconds_and_ratio(target.load(after), inputs, target.load(before), inputs)
     return {
         "seconds": seconds,
         "latency": ratio,
         "bytes": after.facts["bytes"] / before.facts["bytes"],
-        "macs": found.macs_after / found.macs_before,
+        "macs": pruned.macs_after / pruned.macs_before,
         "pruning_s": module.timings["Pruning"],
     }
 
 
 def run(names: Names = None) -> None:
-    """Four models without half of their channels: latency, size and MACs against the whole ones; not part of all."""
+    """Compare four models with their originals after structured pruning: latency, size and MACs."""
     rows: list[Sequence[object]] = []
-    faster: list[float] = []
+    speedups: list[float] = []
     for name in names or SUBJECTS:
-        found = in_fresh_process("benchmarks.pruning", name)
-        faster.append(1 / found["latency"])
+        found = run_in_fresh_process("benchmarks.pruning", name)
+        speedups.append(1 / found["latency"])
         rows.append(
             (
                 name,
@@ -110,6 +111,6 @@ def run(names: Names = None) -> None:
                 f"{found['pruning_s']:.1f} s",
             )
         )
-    title = f"{SHARE:.0%} of the channels or heads of each group removed, ONNX Runtime, calls in turn"
-    print_table(("model", "latency", "times faster", "file / before", "MACs / before", "pruning"), rows, title=title)
-    print(f"Geometric mean: {geometric_mean(faster):.2f} times faster")
+    title = f"{PRUNED_SHARE:.0%} of the channels or heads of each group removed, ONNX Runtime, calls in turn"
+    print_table(("model", "after", "faster", "file / before", "MACs / before", "pruning"), rows, title=title)
+    print(f"Geometric mean of the speedups: {statistics.geometric_mean(speedups):.2f}x")

@@ -1,4 +1,4 @@
-"""Time steps of training on each road, and print how many times as long as in float they take."""
+"""Compare a step of quantization-aware training with a float step, and with NNCF and torchao."""
 
 from __future__ import annotations
 
@@ -14,21 +14,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measuring import Names, in_fresh_process, in_turn, processor_seconds, ratio, verdict
+from benchmarks.measuring import (
+    Names,
+    format_verdict,
+    measure_processor_seconds,
+    median_ratio,
+    run_in_fresh_process,
+    run_in_turn,
+)
 from benchmarks.models import MODELS, Encoder
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.reporting.tables import print_table
 
-LIMIT = 2.0
-"""Of a float step (issue 6)."""
+MAX_RATIO = 2.0
+"""Of a step to a step in float (issue 6)."""
 
-WARM_UP = 2
+WARM_UP_ROUNDS = 2
 
-SMALL_STEP = 1e-4
-"""A learning rate with which random weights stay what they are about."""
+LEARNING_RATE = 1e-4
+"""Small, so that random weights hardly change."""
 
-EVERY_LAYER = QuantizationSettings(quantization_sensitivity_threshold=1e9)
-
+INT8_SETTINGS = QuantizationSettings(quantization_sensitivity_threshold=1e9)
+"""Quantize every layer."""
 
 SUBJECTS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "resnet18": lambda: (MODELS["resnet18"]().make(), torch.randn(16, 3, 64, 64)),
@@ -41,85 +48,88 @@ def compile_quantized(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.M
     return clika_compile(
         model,
         calibration_inputs=[x],
-        quantization_settings=EVERY_LAYER,
+        quantization_settings=INT8_SETTINGS,
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         **options,
     )
 
 
-def nncf(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Train with NNCF's fake quantization."""
-    peer: Any = importlib.import_module("nncf")
+def prepare_with_nncf(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Insert the fake quantization of NNCF."""
+    nncf: Any = importlib.import_module("nncf")
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    return peer.quantize(model, peer.Dataset([x]), subset_size=1)
+    return nncf.quantize(model, nncf.Dataset([x]), subset_size=1)
 
 
-def torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Train with torchao's quantization of exported programs."""
-    peer: Any = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
+def prepare_with_torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Insert the fake quantization of torchao into the exported program."""
+    pt2e: Any = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
     quantizers: Any = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
     quantizer = quantizers.X86InductorQuantizer()
     quantizer.set_global(quantizers.get_default_x86_inductor_quantization_config(is_qat=True))
-    return peer.prepare_qat_pt2e(torch.export.export(model.train(), (x,)).module(), quantizer)
+    return pt2e.prepare_qat_pt2e(torch.export.export(model.train(), (x,)).module(), quantizer)
 
 
 TRAINING_METHODS = {
     "float": lambda model, _: model,
-    "ours": compile_quantized,
-    "ours, live norms": partial(compile_quantized, batch_norm="live"),
-    "NNCF": nncf,
-    "torchao": torchao,
+    "clika-ref": compile_quantized,
+    "clika-ref, live norms": partial(compile_quantized, batch_norm="live"),
+    "NNCF": prepare_with_nncf,
+    "torchao": prepare_with_torchao,
 }
 
 
-def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
-    """Return what trains a model by one step and returns the seconds that it takes."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=SMALL_STEP, momentum=0.9)
+def make_step(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
+    """Return a function that runs one training step and returns its seconds."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 
-    def step() -> None:
+    def run_step() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
 
-    return lambda: processor_seconds(step)
+    return lambda: measure_processor_seconds(run_step)
 
 
 def main(name: str, rounds: str) -> dict[str, Any]:
-    """Return the seconds of each step by roads, and why there are none of others."""
+    """Return the seconds of each step by method, and the error of each method that failed."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     model, x = SUBJECTS[name]()
     steps: dict[str, Callable[[], float]] = {}
-    lacking: dict[str, str] = {}
-    for method, make in TRAINING_METHODS.items():
-        if method == "ours, live norms" and not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
+    errors: dict[str, str] = {}
+    for method, prepare in TRAINING_METHODS.items():
+        if method == "clika-ref, live norms" and not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
             continue
         try:
-            made = make(copy.deepcopy(model), x)
-            steps[method] = step_of(made.train() if method != "torchao" else made, x)
+            prepared = prepare(copy.deepcopy(model), x)
+            steps[method] = make_step(prepared.train() if method != "torchao" else prepared, x)
             steps[method]()
-        except (ImportError, ValueError) as error:  # the latter by torchao, of modules that are called twice
-            lacking[method] = str(error)
+        except (ImportError, ValueError) as error:  # torchao raises ValueError for modules that are called twice
+            errors[method] = str(error)
             steps.pop(method, None)
-    in_turn(steps, WARM_UP)
-    return {"seconds": in_turn(steps, int(rounds)), "lacking": lacking}
+    run_in_turn(steps, WARM_UP_ROUNDS)
+    return {"seconds": run_in_turn(steps, int(rounds)), "errors": errors}
 
 
 def run(names: Names = None, rounds: int = 9) -> None:
-    """One step of training in integers, against float, NNCF's and torchao's; not part of all."""
+    """Compare a step of quantization-aware training with float, NNCF and torchao."""
     rows: list[tuple[str, ...]] = []
-    worst, compared = 0.0, 0.0
+    max_float_ratio, max_peer_ratio = 0.0, 0.0
     for name in names or SUBJECTS:
-        found = in_fresh_process("benchmarks.qat", name, str(rounds))
+        found = run_in_fresh_process("benchmarks.qat", name, str(rounds))
         seconds = found["seconds"]
         for method, times in seconds.items():
-            figure = ratio(times, seconds["float"])
-            rows.append((name, method, f"{statistics.median(times) * 1e3:.1f} ms", f"{figure:.2f}"))
-            worst = max(worst, figure) if method.startswith("ours") else worst
-        rows += [(name, method, "makes none", reason) for method, reason in found["lacking"].items()]
-        peers = [ratio(seconds["ours"], seconds[method]) for method in ("NNCF", "torchao") if method in seconds]
-        compared = max(compared, *peers) if peers else compared
+            ratio = median_ratio(times, seconds["float"])
+            rows.append((name, method, f"{statistics.median(times) * 1e3:.1f} ms", f"{ratio:.2f}"))
+            if method.startswith("clika-ref"):
+                max_float_ratio = max(max_float_ratio, ratio)
+        rows += [(name, method, "failed", error) for method, error in found["errors"].items()]
+        peers = [seconds[method] for method in ("NNCF", "torchao") if method in seconds]
+        max_peer_ratio = max(max_peer_ratio, *(median_ratio(seconds["clika-ref"], peer) for peer in peers), 0.0)
     title = "One step: forward, backward, SGD; in turn, one thread, processor time"
-    print_table(("model", "road", "step", "times a float step"), rows, title=title)
-    print(f"Worst ratio to float: {verdict(worst, LIMIT)}")
-    print(f"Worst ratio to a peer: {verdict(compared, 1.0)}" if compared else "No peer is installed")
+    print_table(("model", "method", "step", "multiple of a float step"), rows, title=title)
+    print(f"Largest ratio to float: {format_verdict(max_float_ratio, MAX_RATIO)}")
+    print(
+        f"Largest ratio to a peer: {format_verdict(max_peer_ratio, 1.0)}" if max_peer_ratio else "No peer is installed"
+    )

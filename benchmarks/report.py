@@ -1,4 +1,4 @@
-"""The report of a quantized model: how large its page is, and how long a browser takes until it is drawn."""
+"""Measure HTML reports of quantized models: the file size, and the time until a browser has drawn the page."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from benchmarks.models import MODELS
 # isort: split
 from playwright.sync_api import Playwright, sync_playwright
 
-from benchmarks.measuring import Names, verdict
+from benchmarks.measuring import Names, format_verdict
 from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.reporting.tables import print_table
 
 SUBJECTS = ("vit_b_16", "resnet18")
 
-SECONDS, MEGABYTES = 2.0, 3.0
-"""How long a page may take until it is drawn, and how large it may be."""
+MAX_SECONDS, MAX_MEGABYTES = 2.0, 3.0
+"""Limits of the time until a page is drawn, and of its size."""
 
 TABLE_FILLED_SCRIPT = "document.querySelectorAll('#layers-table tbody tr').length > 0"
 FRAME_DRAWN_SCRIPT = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-"""Done once what is laid out has been painted: behind the frame after the next."""
+"""Resolves in the frame after the next one. By then the layout is painted."""
 
 
 def run(names: Names = None, rounds: int = 5) -> None:
-    """Pages of reports: size, and time until headless Chromium has drawn them; needs Chromium, not part of all."""
+    """Measure HTML reports: size, and time until headless Chromium has drawn them; needs Chromium."""
     for name in names or SUBJECTS:
         with TemporaryDirectory() as folder, sync_playwright() as playwright:
             path = Path(folder) / "report.html"
             nodes = _write_report(name, path)
-            seconds = [_seconds_to_drawn(playwright, path) for _ in range(rounds)]
+            seconds = [_measure_drawing(playwright, path) for _ in range(rounds)]
             megabytes = path.stat().st_size / 1e6
-        shown = [f"{s:.2f} s" for s in (min(seconds), max(seconds))]
-        print_table(("model", "nodes", "file", "fastest", "slowest"), [(name, nodes, f"{megabytes:.2f} MB", *shown)])
-        print(f"{name}: seconds from the start of Chromium to what is drawn: {verdict(max(seconds), SECONDS)}")
-        print(f"{name}: MB of the page: {verdict(megabytes, MEGABYTES)}")
+        min_max = [f"{s:.2f} s" for s in (min(seconds), max(seconds))]
+        print_table(("model", "nodes", "file", "fastest", "slowest"), [(name, nodes, f"{megabytes:.2f} MB", *min_max)])
+        print(
+            f"{name}: seconds from the start of Chromium to the drawn page: {format_verdict(max(seconds), MAX_SECONDS)}"
+        )
+        print(f"{name}: size of the page in MB: {format_verdict(megabytes, MAX_MEGABYTES)}")
 
 
 def _write_report(name: str, path: Path) -> int:
-    """Quantize a model, write its report, and return how many nodes it has."""
+    """Quantize a model, write its report, and return its number of nodes."""
     model = MODELS[name]()
     data = [model.inputs(4) for _ in range(4)]
     module = clika_compile(
@@ -56,8 +58,8 @@ def _write_report(name: str, path: Path) -> int:
     return len(module.graph)
 
 
-def _seconds_to_drawn(playwright: Playwright, path: Path) -> float:
-    """Start a browser, open a page in it, and return when it was drawn."""
+def _measure_drawing(playwright: Playwright, path: Path) -> float:
+    """Start a browser, open a page, and return the seconds until it is drawn."""
     program = os.environ.get("CLIKA_REF_CHROMIUM") or shutil.which("chromium")
     start = time.perf_counter()
     with playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"]) as browser:

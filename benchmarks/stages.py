@@ -1,4 +1,4 @@
-"""Every stage of ours on one traced graph, in its own process."""
+"""Time every stage on one traced graph, in its own process."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 
 
 class Stopwatch:
-    """Processor seconds by the name of a stage: what else runs on the machine does not count."""
+    """Processor seconds by the name of a stage, so that other programs on the machine do not count."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, name: str, call: Callable[[], Any]) -> Any:
-        """Time a call and return what it returns."""
+        """Time a call and return its result."""
         gc.collect()
-        gc.disable()  # its searches through all that other stages left would count for whichever stage they fall into
+        gc.disable()  # otherwise one stage pays for the garbage of the others
         start = time.process_time()
         result = call()
         self.seconds[name] = time.process_time() - start
@@ -46,24 +46,24 @@ class Stopwatch:
 
 
 def main(size: str) -> dict[str, float]:
-    """Send one graph of that size down the road."""
+    """Return the seconds of each stage on a graph of ``size`` calls."""
     warnings.simplefilter("ignore")
     registry = load_registry()
-    _stages(registry, 100, Stopwatch())  # what is imported or cached on first use belongs to no size
+    _run_stages(registry, 100, Stopwatch())  # warm up imports and caches
     watch = Stopwatch()
-    _stages(registry, int(size), watch)
+    _run_stages(registry, int(size), watch)
     return watch.seconds
 
 
-def _stages(registry: Registry, size: int, watch: Stopwatch) -> None:
+def _run_stages(registry: Registry, size: int, watch: Stopwatch) -> None:
     program, calls = trace_graph(size)
     traced = watch("import", lambda: _import_graph(program, calls, registry))
     graph: Graph = traced.graph
     watch("verify", lambda: verify(graph))
-    _passes(graph, registry, Phase.CLEAN, watch)
-    _forms(graph, registry, watch)
+    _run_passes(graph, registry, Phase.CLEAN, watch)
+    _convert(graph, registry, watch)
     lowered = watch("clone", graph.clone)
-    _passes(lowered, registry, Phase.FUSE, watch)
+    _run_passes(lowered, registry, Phase.FUSE, watch)
     lowered.drop_unused_constants()
     model = watch("emit", lambda: emit(lowered))
     with TemporaryDirectory() as folder:
@@ -77,30 +77,31 @@ def _import_graph(program: Any, calls: TracedCalls, registry: Registry) -> Trace
     ).import_graph()
 
 
-def _passes(graph: Graph, registry: Registry, phase: Phase, watch: Stopwatch) -> None:
-    parts: dict[str, float] = {}
-    timed = {name: cast("Pass", _Timed(p, parts)) for name, p in registry.passes.items()}
+def _run_passes(graph: Graph, registry: Registry, phase: Phase, watch: Stopwatch) -> None:
+    seconds_by_pass: dict[str, float] = {}
+    timed = {name: cast("Pass", _TimedPass(p, seconds_by_pass)) for name, p in registry.passes.items()}
     watch(f"all passes, {phase.name}", lambda: Pipeline.of(timed, registry.operators, phase).run(graph))
-    watch.seconds.update({f"  {name}, {phase.name}": seconds for name, seconds in parts.items()})
+    watch.seconds.update({f"  {name}, {phase.name}": seconds for name, seconds in seconds_by_pass.items()})
 
 
-class _Timed:
+class _TimedPass:
     """A pass that adds its processor seconds to a table."""
 
-    def __init__(self, timed: Pass, seconds: dict[str, float]) -> None:
-        self._timed = timed
+    def __init__(self, wrapped: Pass, seconds: dict[str, float]) -> None:
+        self._wrapped = wrapped
         self._seconds = seconds
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._timed, name)
+        return getattr(self._wrapped, name)
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator]) -> None:
         start = time.process_time()
-        self._timed(graph, operators)
-        self._seconds[self._timed.name] = self._seconds.get(self._timed.name, 0.0) + time.process_time() - start
+        self._wrapped(graph, operators)
+        seconds = time.process_time() - start
+        self._seconds[self._wrapped.name] = self._seconds.get(self._wrapped.name, 0.0) + seconds
 
 
-def _forms(graph: Graph, registry: Registry, watch: Stopwatch) -> None:
+def _convert(graph: Graph, registry: Registry, watch: Stopwatch) -> None:
     watch("print", lambda: str(graph))
     watch("to FX", lambda: to_fx(graph))
     watch("to FX and compiled", lambda: compile_with_fx(graph))

@@ -1,4 +1,4 @@
-"""Traced graphs of any size, made by hand: what ``torch.export`` would return for a deep model, without its hours."""
+"""Build traced graphs of any size as ``torch.export`` does for deep models, but in seconds instead of hours."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CALLS_PER_BLOCK = 22
 
 class _Weights(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Stand for the model that the trace is said to come from."""
+        """Return ``x``: only the signature and the parameters of this module are used."""
         return x
 
 
 class TraceWriter:
-    """Writes calls into an FX graph, each run on fake tensors for its ``meta``; the batch is symbolic."""
+    """Adds calls to an FX graph and runs each on fake tensors for its ``meta``. The batch size is symbolic."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -42,32 +42,32 @@ class TraceWriter:
         self.specs: list[InputSpec] = []
         self.block = 0
 
-    def input(self, name: str, *shape: int) -> fx.Node:
-        """Declare an input with a dynamic first side."""
+    def add_input(self, name: str, *shape: int) -> fx.Node:
+        """Add an input with a dynamic first dim."""
         context = StatelessSymbolicContext([DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (len(shape) - 1)])
         fake = self.mode.from_tensor(torch.empty(shape), symbolic_context=context)
-        return self._placeholder(name, fake, InputKind.USER_INPUT, None)
+        return self._add_placeholder(name, fake, InputKind.USER_INPUT, None)
 
-    def weight(self, name: str, *shape: int) -> fx.Node:
-        """Declare a parameter."""
+    def add_parameter(self, name: str, *shape: int) -> fx.Node:
+        """Add a parameter."""
         data = torch.nn.Parameter(torch.full(shape, 1.0 / (len(name) + self.block % 7)))
         self.module.register_parameter(name, data)
-        return self._placeholder(name, self.mode.from_tensor(data), InputKind.PARAMETER, name)
+        return self._add_placeholder(name, self.mode.from_tensor(data), InputKind.PARAMETER, name)
 
-    def buffer(self, name: str, *shape: int) -> fx.Node:
-        """Declare a buffer."""
+    def add_buffer(self, name: str, *shape: int) -> fx.Node:
+        """Add a buffer."""
         data = torch.ones(shape)
         self.module.register_buffer(name, data)
-        return self._placeholder(name, self.mode.from_tensor(data), InputKind.BUFFER, name)
+        return self._add_placeholder(name, self.mode.from_tensor(data), InputKind.BUFFER, name)
 
-    def _placeholder(self, name: str, fake: torch.Tensor, kind: InputKind, target: str | None) -> fx.Node:
+    def _add_placeholder(self, name: str, fake: torch.Tensor, kind: InputKind, target: str | None) -> fx.Node:
         node = self.graph.placeholder(name)
         node.meta["val"] = fake
         self.specs.append(InputSpec(kind, TensorArgument(name), target, persistent=True))
         return node
 
-    def call(self, op: Callable[..., Any], *args: Any) -> fx.Node:
-        """Add one call."""
+    def add_call(self, op: Callable[..., Any], *args: Any) -> fx.Node:
+        """Add a call of an operator."""
         node = self.graph.call_function(op, args)
         with self.mode, torch.no_grad():
             node.meta["val"] = op(*fx.map_arg(args, lambda n: n.meta["val"]))
@@ -77,19 +77,19 @@ class TraceWriter:
 
 
 def trace_graph(nodes: int) -> tuple[Any, TracedCalls]:
-    """Return a program of about that many calls, and the calls of the model that it was traced for."""
+    """Return a program of about ``nodes`` calls, and the calls of the model for its trace."""
     trace = TraceWriter()
-    weights = [_declare(trace, block) for block in range(nodes // CALLS_PER_BLOCK)]
-    steps = trace.buffer("steps", 1)
-    x = trace.input("x", 2, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
-    shared = trace.call(aten.add.Tensor, x, 1.0)
-    for trace.block, own in enumerate(weights):
-        x = _block(trace, x, shared, steps, own)
+    weights = [_add_weights(trace, block) for block in range(nodes // CALLS_PER_BLOCK)]
+    steps = trace.add_buffer("steps", 1)
+    x = trace.add_input("x", 2, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+    shared = trace.add_call(aten.add.Tensor, x, 1.0)
+    for trace.block, block_weights in enumerate(weights):
+        x = _add_block(trace, x, shared, steps, block_weights)
     trace.graph.output((x,))
-    return _program(trace), _calls(trace.module)
+    return _make_program(trace), _make_traced_calls(trace.module)
 
 
-def _declare(trace: TraceWriter, block: int) -> dict[str, fx.Node]:
+def _add_weights(trace: TraceWriter, block: int) -> dict[str, fx.Node]:
     trace.block = block
     shapes = {
         "kernel": (CHANNELS, CHANNELS, 1, 1),
@@ -97,18 +97,18 @@ def _declare(trace: TraceWriter, block: int) -> dict[str, fx.Node]:
         "shift": (CHANNELS,),
         "matrix": (CHANNELS, CHANNELS),
     }
-    found = {name: trace.weight(f"blocks_{block}_{name}", *shape) for name, shape in shapes.items()}
-    return found | {name: trace.buffer(f"blocks_{block}_{name}", CHANNELS) for name in ("mean", "variance")}
+    parameters = {name: trace.add_parameter(f"blocks_{block}_{name}", *shape) for name, shape in shapes.items()}
+    return parameters | {name: trace.add_buffer(f"blocks_{block}_{name}", CHANNELS) for name in ("mean", "variance")}
 
 
-def _block(trace: TraceWriter, x: fx.Node, shared: fx.Node, steps: fx.Node, w: dict[str, fx.Node]) -> fx.Node:
-    """Convolution, batch norm, a linear layer on the last side, in-place calls, views, and what cleanup removes."""
-    call = trace.call
+def _add_block(trace: TraceWriter, x: fx.Node, shared: fx.Node, steps: fx.Node, w: dict[str, fx.Node]) -> fx.Node:
+    """Add a convolution, batch norm, a linear layer, in-place calls, views, and calls that CLEAN passes remove."""
+    call = trace.add_call
     batch = x.meta["val"].shape[0]
     y = call(aten.conv2d.default, x, w["kernel"], None)
     statistics = (w["scale"], w["shift"], w["mean"], w["variance"], False, 0.1, 1e-5, True)
     y = call(aten.batch_norm.default, y, *statistics)
-    y = call(aten.add_.Tensor, y, shared)  # one value that every block reads
+    y = call(aten.add_.Tensor, y, shared)  # an activation that every block reads
     y = call(aten.relu_.default, y)
     y = call(aten.dropout.default, y, 0.1, False)
     size = call(aten.sym_size.int, x, 0)
@@ -130,8 +130,8 @@ def _block(trace: TraceWriter, x: fx.Node, shared: fx.Node, steps: fx.Node, w: d
     return call(aten.add.Tensor, y, call(aten.mul.Tensor, x, 0.5))
 
 
-def _program(trace: TraceWriter) -> Any:
-    """Return what the importer reads of an ``ExportedProgram``; PyTorch's own class checks in quadratic time."""
+def _make_program(trace: TraceWriter) -> Any:
+    """Return the parts of an ``ExportedProgram`` that the importer reads; PyTorch's class checks in quadratic time."""
     return SimpleNamespace(
         graph=trace.graph,
         graph_module=fx.GraphModule(torch.nn.Module(), trace.graph),
@@ -141,7 +141,7 @@ def _program(trace: TraceWriter) -> Any:
     )
 
 
-def _calls(module: torch.nn.Module) -> TracedCalls:
+def _make_traced_calls(module: torch.nn.Module) -> TracedCalls:
     callee: TracedCallable = make_callable(module)
     x = torch.randn(2, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
     _, spec = pytree.tree_flatten(x)

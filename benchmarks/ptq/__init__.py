@@ -1,1 +1,1 @@
-"""Post-training quantization beside its peers: time, memory, latency, size and accuracy, in one run."""
+"""Compare post-training quantization with ONNX Runtime and NNCF: time, memory, latency, size and accuracy."""

@@ -1,4 +1,4 @@
-"""The roads from a module to OpenVINO's own files: ours, and NNCF's two presets."""
+"""Export methods for OpenVINO's own files: float, and the two presets of NNCF."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any
 
 import torch
 
-from benchmarks.ptq.quantizers import by_nncf, export_float
+from benchmarks.ptq.quantizers import export_for_peer, quantize_by_nncf
 from benchmarks.ptq.subjects import Batch
 
 
-def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Convert what PyTorch's exporter writes in float, which is where NNCF begins."""
+def export_float(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Convert the float file of PyTorch's exporter, which NNCF quantizes."""
     _save(_load_float_model(model, calibration, path), path)
 
 
-def nncf(
+def export_with_nncf(
     model: torch.nn.Module, calibration: list[Batch], path: Path, *, for_transformers: bool = False, **_: Any
 ) -> None:
-    """Quantize by NNCF's default preset, or by its preset for transformers."""
-    _save(by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=for_transformers), path)
+    """Quantize with NNCF's default preset, or with its preset for transformers."""
+    float_model = _load_float_model(model, calibration, path)
+    _save(quantize_by_nncf(float_model, calibration, for_transformers=for_transformers), path)
 
 
 def _load_float_model(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Any:
     import openvino  # noqa: PLC0415 - as in `quantizers.compile_quantized`
 
-    return openvino.Core().read_model(str(export_float(model, calibration, path)))
+    return openvino.Core().read_model(str(export_for_peer(model, calibration, path)))
 
 
 def _save(model: Any, path: Path) -> None:

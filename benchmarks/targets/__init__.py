@@ -1,1 +1,1 @@
-"""What OpenVINO and TensorRT make of whole architectures, and NNCF beside it."""
+"""Quantize whole architectures for OpenVINO and TensorRT."""

@@ -1,4 +1,4 @@
-"""Twenty architectures, of torchvision and of transformers: random weights, in sizes that calibrate in seconds."""
+"""Twenty architectures of torchvision and transformers with random weights, small enough to calibrate in seconds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DECODER = {**TEXT, "num_key_value_heads": 2, "use_cache": False}
 PATCHES = {**WIDTH, "image_size": IMAGE_SIZE, "patch_size": 16}
 
 
-def _tokens(batch: int) -> Inputs:
+def _make_tokens(batch: int) -> Inputs:
     ids = torch.randint(3, VOCABULARY, (batch, LENGTH))
     return {"input_ids": ids, "attention_mask": torch.ones(batch, LENGTH, dtype=torch.int64)}
 
 
-def _pixels(batch: int) -> Inputs:
+def _make_pixels(batch: int) -> Inputs:
     return {"pixel_values": torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE)}
 
 
@@ -45,21 +45,21 @@ ARCHITECTURES: dict[str, Callable[[], Model]] = {
             "squeezenet1_1",
         )
     },
-    "bert": partial(make_transformer, "BertModel", _tokens, **TEXT),
+    "bert": partial(make_transformer, "BertModel", _make_tokens, **TEXT),
     "distilbert": partial(
-        make_transformer, "DistilBertModel", _tokens,
+        make_transformer, "DistilBertModel", _make_tokens,
         vocab_size=VOCABULARY, dim=128, n_layers=3, n_heads=4, hidden_dim=512,
     ),
-    "electra": partial(make_transformer, "ElectraModel", _tokens, embedding_size=128, **TEXT),
+    "electra": partial(make_transformer, "ElectraModel", _make_tokens, embedding_size=128, **TEXT),
     "gpt2": partial(
-        make_transformer, "GPT2LMHeadModel", _tokens,
+        make_transformer, "GPT2LMHeadModel", _make_tokens,
         vocab_size=VOCABULARY, n_embd=128, n_layer=3, n_head=4, use_cache=False,
     ),
-    "llama": partial(make_transformer, "LlamaForCausalLM", _tokens, **DECODER),
-    "qwen2": partial(make_transformer, "Qwen2ForCausalLM", _tokens, **DECODER),
-    "vit": partial(make_transformer, "ViTModel", _pixels, **PATCHES),
-    "deit": partial(make_transformer, "DeiTModel", _pixels, **PATCHES),
-    "dinov2": partial(make_transformer, "Dinov2Model", _pixels, **PATCHES),
-    "clip_vision": partial(make_transformer, "CLIPVisionModel", _pixels, **PATCHES),
+    "llama": partial(make_transformer, "LlamaForCausalLM", _make_tokens, **DECODER),
+    "qwen2": partial(make_transformer, "Qwen2ForCausalLM", _make_tokens, **DECODER),
+    "vit": partial(make_transformer, "ViTModel", _make_pixels, **PATCHES),
+    "deit": partial(make_transformer, "DeiTModel", _make_pixels, **PATCHES),
+    "dinov2": partial(make_transformer, "Dinov2Model", _make_pixels, **PATCHES),
+    "clip_vision": partial(make_transformer, "CLIPVisionModel", _make_pixels, **PATCHES),
 }  # fmt: skip
-"""By name; each is made on demand."""
+"""Models by name, built on demand."""
