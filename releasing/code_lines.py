@@ -22,8 +22,8 @@ STARTING_COMMIT = "c302f54"
 
 COUNTED_FOLDERS = ("clika_ref", "plugins", "conformance", "benchmarks", "examples", "releasing", "docs/building")
 
-EXCLUDED_FOLDERS = ("tests", "renaming")
-"""Tests, and the script of one mechanical commit."""
+TESTS_FOLDER = "tests"
+"""The folder of tests in each distribution, which is not counted."""
 
 MUTANTS_GROUP = "conformance mutants"
 """Seeded faults, which test the suite and are in no wheel."""
@@ -67,7 +67,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 def group_of(path: str) -> str | None:
     """Return the package or folder that a file is counted in, None if it is not counted."""
     parts = PurePosixPath(path).parts
-    if not path.endswith(".py") or any(part in EXCLUDED_FOLDERS for part in parts):
+    if not path.endswith(".py") or TESTS_FOLDER in parts:
         return None
     if "mutants" in parts:
         return MUTANTS_GROUP

@@ -94,7 +94,7 @@ def find_foreign_uses(sources: dict[str, str], allowed: Iterable[str] = ()) -> I
 def sources() -> dict[str, str]:
     """Return our Python files, and the python blocks of each page of the documentation as one file."""
     paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    skipped = {"build", "tests", "mutants", "renaming"}  # tests and mutants break private parts on purpose
+    skipped = {"build", "tests", "mutants"}  # tests and mutants break private parts on purpose
     named = {path.relative_to(ROOT): path for path in paths}
     found = {p.as_posix(): path.read_text(encoding="utf-8") for p, path in named.items() if not skipped & {*p.parts}}
     for page in PAGES:
