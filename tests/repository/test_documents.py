@@ -337,3 +337,20 @@ def test_command_line_page_lists_commands_and_statuses():
         word for cell in re.findall(r"^\| \[?(`.+?`)", text, re.MULTILINE) for word in re.findall(r"`([\w-]+)", cell)
     }
     assert {*cli.COMMANDS} <= named
+
+
+PUBLIC_PACKAGES = r"clika_ref|clika_ref\.(stages|core\.\w+|settings\.\w+|onnx_export\.artifact)"
+"""Modules that pages may import from: the public names, the stages, and for plugin authors those of the API pages."""
+
+
+def test_documents_import_from_public_packages_only():
+    """Pages import from packages that keep their names; `clika_ref.stages` offers those that research needs."""
+    imported = {
+        (document.relative_to(ROOT).as_posix(), name)
+        for document in DOCUMENTS
+        for block in read_blocks(document)
+        if block.language in ("python", "console")
+        for name in re.findall(r"\b(?:from|import) (clika_ref(?:\.\w+)*)(?![\w.])", block.text)
+    }
+    assert len(imported) > 20
+    assert {(page, name) for page, name in imported if not re.fullmatch(PUBLIC_PACKAGES, name)} == set()
