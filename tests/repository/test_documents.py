@@ -33,9 +33,11 @@ from clika_ref import (
     Settings,
 )
 from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
+from clika_ref.core.targets import Target
 
 EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]
 EXAMPLE_PAGE = ROOT / "docs/example-plugin.md"
+TARGET_PAGE = ROOT / "docs/bring-up-a-target.md"
 PLACEHOLDER = "…"
 
 
@@ -211,13 +213,21 @@ def test_example_plugin_page_quotes_onnx_target_whole():
 
 
 @pytest.mark.parametrize("kind", [QuantizationScheme, QuantizedType, FusedSums, WeightOnlyScheme])
-def test_targets_page_explains_every_scheme_field(kind):
-    """The page on targets explains every field of a scheme."""
-    assert "(targets.md#the-scheme-field-by-field)" in EXAMPLE_PAGE.read_text(encoding="utf-8")
-    table = read_section(ROOT / "docs/targets.md", "### The scheme, field by field")
+def test_target_page_explains_every_scheme_field(kind):
+    """The page for authors of targets explains every field of a scheme."""
+    assert "(bring-up-a-target.md#the-scheme-field-by-field)" in EXAMPLE_PAGE.read_text(encoding="utf-8")
+    table = read_section(TARGET_PAGE, "## The scheme, field by field")
     (rows,) = re.findall(rf"^\| field of `{kind.__name__}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", table, re.MULTILINE)
     told = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", rows, re.MULTILINE)
     assert [name for name, _ in told] == [field.name for field in dataclasses.fields(kind)]
+
+
+def test_target_page_lists_every_member_of_target():
+    """The tables list the attributes and methods that a target may define, each once."""
+    queries = {"has_file_rules", "has_node_times", "has_own_format", "describe_runtime"}  # which callers use
+    members = {name for name in {**vars(Target), **Target.__annotations__} if not name.startswith("_")}
+    listed = re.findall(r"^\| `(\w+)` \|", read_section(TARGET_PAGE, "## The interface"), re.MULTILINE)
+    assert sorted(listed) == sorted(members - queries - {"name"})
 
 
 def test_reading_guide_core_layers_match_import_linter():
