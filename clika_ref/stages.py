@@ -45,6 +45,9 @@ also take the `Registry` of plugins.
 | latency | `LayerTimer` | lowered `Graph`, inputs -> layers that quantization makes slower |
 | | `measure_ratio_to_float` | `Graph`, `Plan`, `Target`, inputs -> latency relative to float |
 | | `measure_seconds_and_ratio` | two runners, inputs -> seconds of the first, and the ratio of both |
+| wrap | `ClikaModule` | `Graph`, signature -> a drop-in `nn.Module` |
+| | `QuantizationState` | name of a target, `Plan` -> the quantization of a module |
+| | `set_quantization` | `ClikaModule`, `QuantizationState` -> None; the module then runs the quantized graph |
 | log | `CompilationLog` | stages report their results to it |
 
 The classes of results, such as `Calibration` and `Plan`, can be imported from here, too.
@@ -65,6 +68,8 @@ from clika_ref.compiled.lowering import check_supported as check_supported
 from clika_ref.compiled.lowering import lower_for as lower_for
 from clika_ref.compiled.lowering import quantize_for_target as quantize_for_target
 from clika_ref.compiled.lowering import target_for as target_for
+from clika_ref.compiled.quantization_state import QuantizationState as QuantizationState
+from clika_ref.compiled.state import set_quantization as set_quantization
 from clika_ref.compress.calibration_pass import prepare_calibration as prepare_calibration
 from clika_ref.compress.graph_quantization import calibrate_graph as calibrate_graph
 from clika_ref.compress.graph_quantization import decide_quantization as decide_quantization
@@ -90,6 +95,7 @@ from clika_ref.export.quantized_check import compare_quantized as compare_quanti
 from clika_ref.lora.attaching import attach_adapters as attach_adapters
 from clika_ref.lora.merging import merge_adapters as merge_adapters
 from clika_ref.lora.report import AdapterReport as AdapterReport
+from clika_ref.module.clika_module import ClikaModule as ClikaModule
 from clika_ref.onnx_export.generic_operators import torchlib_operator as torchlib_operator
 from clika_ref.pruning.report import PruningReport as PruningReport
 from clika_ref.pruning.stages import PruningRequest as PruningRequest

@@ -294,6 +294,9 @@ def set_quantization(
         quantized: the plan and its target; None computes in float.
         calibration: the calibration that it was decided from.
         request: the request that it was decided from.
+
+    Raises:
+        ModelError: the module is empty, its weights are sharded over processes, or one is missing.
     """
     state = module.clika_state
     state.quantized, state.calibration, state.request = quantized, calibration, request

@@ -6,12 +6,15 @@ What their code does is in `test_fenced_blocks.py`.
 import ast
 import dataclasses
 import inspect
+import pkgutil
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import fenced_blocks
 import numpy as np
 import pytest
 import torch
@@ -33,10 +36,20 @@ from clika_ref import (
     Settings,
 )
 from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
+from clika_ref.core.targets import Target
 
 EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]
 EXAMPLE_PAGE = ROOT / "docs/example-plugin.md"
+TARGET_PAGE = ROOT / "docs/bring-up-a-target.md"
 PLACEHOLDER = "…"
+
+PATHS_OF_USERS = {
+    ("docs/command-line.md", "my_model.py"): "the reader's model",
+    ("docs/conformance.md", "package/module.py"): "stands for a module of the reader's plugin",
+    ("docs/conformance.md", "repro.py"): "the suite writes it into each zip",
+    ("docs/new-plugin.md", "tests/test_conformance.py"): "`clika-ref new-plugin` writes it",
+}
+"""By page and path: paths that are not in the repository, and why."""
 
 
 def find_blocks(document: Path, language: str) -> list[str]:
@@ -59,6 +72,17 @@ def test_readme_quickstart_at_most_ten_lines():
     """The quickstart has at most ten lines."""
     code, *_ = find_blocks(ROOT / "README.md", "python")
     assert len([line for line in code.splitlines() if line]) <= 10
+
+
+@pytest.mark.parametrize(("name", "limit"), [("README.md", 900), ("ARCHITECTURE.md", 1200)])
+def test_document_has_fewer_words_than_its_limit(name, limit):
+    assert len((ROOT / name).read_text(encoding="utf-8").split()) < limit
+
+
+def test_changelog_at_most_60_short_lines():
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60
+    assert [line for line in lines if len(line) >= 120] == []
 
 
 def test_documents_make_commands_exist():
@@ -171,6 +195,93 @@ def test_documents_methods_exist():
     assert named <= known | of_the_past | of_others, "say of each name what is true of it now"
 
 
+def list_repository_files() -> frozenset[str]:
+    """Return the path of every tracked or new file, from the root."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")
+    return frozenset(name for name in listed if name and (ROOT / name).exists())
+
+
+def find_code_spans(document: Path) -> list[str]:
+    """Return the texts between backticks in the prose of a document."""
+    prose = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`]+)`", prose)
+
+
+def is_known_path(name: str, folders: set[str], files: frozenset[str]) -> bool:
+    """Return whether a path leads to one file: from the root, as a suffix, or in a folder that the page is about."""
+    matches = [file for file in files if f"/{file}".endswith(f"/{name}")]
+    return name in files or len(matches) == 1 or any(file.removesuffix(name) in folders for file in matches)
+
+
+def find_unknown_paths(document: Path, files: frozenset[str]) -> list[str]:
+    """Return the paths in backticks without a file; a page is about the folders that it names, or has paths in."""
+    spans = find_code_spans(document)
+    words = [word for span in spans for word in span.split()]
+    paths = {word for word in words if re.fullmatch(r"[\w./-]*\w\.(?:py|md)", word)}
+    folders = {word for word in words if re.fullmatch(r"[\w./-]+/", word)}
+    for path in paths:
+        matches = [file for file in files if f"/{file}".endswith(f"/{path}")]
+        folders |= {matches[0].removesuffix(path), f"{Path(matches[0]).parent}/"} if len(matches) == 1 else set()
+    written = {block.title for block in read_blocks(document) if block.title}
+    page = document.relative_to(ROOT).as_posix()
+    return [
+        f"{page}: {path}"
+        for path in sorted(paths)
+        if not is_known_path(path, folders, files)
+        and not any(f"/{title}".endswith(f"/{path}") for title in written)
+        and (page, path) not in PATHS_OF_USERS
+    ]
+
+
+def test_documents_paths_in_backticks_exist():
+    files = list_repository_files()
+    assert len(files) > 500
+    assert [path for document in DOCUMENTS for path in find_unknown_paths(document, files)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("`core/ir.py`, `docs/tutorial.md`, `clika_ref/api.py`, `python tests/warm_process.py`", []),
+        ("`gone.py`", ["gone.py"]),
+        ("`report.py`", ["report.py"]),  # of six folders
+        ("`report.py` of `clika_ref/lora/`", []),
+        ("`report.py` and `clika_ref/lora/attaching.py`", []),
+        ("`lowering.py` of `clika_ref/pruning/`", ["lowering.py"]),
+    ],
+)
+def test_unknown_path_is_found(text, unknown, tmp_path, monkeypatch):
+    files = list_repository_files()
+    monkeypatch.setattr(fenced_blocks, "ROOT", tmp_path)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    assert find_unknown_paths(tmp_path / "page.md", files) == [f"page.md: {path}" for path in unknown]
+
+
+def is_importable(name: str) -> bool:
+    """Return whether a dotted name is a module, or an attribute of one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_documents_dotted_names_exist():
+    """Every dotted name of our packages in backticks, or of a documented object, is a module or an attribute."""
+    named = {
+        (document.relative_to(ROOT).as_posix(), name)
+        for document in DOCUMENTS
+        for span in (*find_code_spans(document), *re.findall(r"^::: (.+)$", document.read_text("utf-8"), re.MULTILINE))
+        for name in re.findall(r"(?<![\w.-])clika_ref\w*(?:\.\w+)+", span)
+    }
+    assert len(named) > 100
+    groups = {"clika_ref.commands"}  # of entry points
+    assert {(page, name) for page, name in named if name not in groups and not is_importable(name)} == set()
+    assert not is_importable("clika_ref.core.targets.Goal")
+
+
 def find_words(name: str) -> set[str]:
     """Return the words of a page."""
     return set(re.findall(r"\w+", (ROOT / "docs" / name).read_text(encoding="utf-8")))
@@ -211,13 +322,21 @@ def test_example_plugin_page_quotes_onnx_target_whole():
 
 
 @pytest.mark.parametrize("kind", [QuantizationScheme, QuantizedType, FusedSums, WeightOnlyScheme])
-def test_targets_page_explains_every_scheme_field(kind):
-    """The page on targets explains every field of a scheme."""
-    assert "(targets.md#the-scheme-field-by-field)" in EXAMPLE_PAGE.read_text(encoding="utf-8")
-    table = read_section(ROOT / "docs/targets.md", "### The scheme, field by field")
+def test_target_page_explains_every_scheme_field(kind):
+    """The page for authors of targets explains every field of a scheme."""
+    assert "(bring-up-a-target.md#the-scheme-field-by-field)" in EXAMPLE_PAGE.read_text(encoding="utf-8")
+    table = read_section(TARGET_PAGE, "## The scheme, field by field")
     (rows,) = re.findall(rf"^\| field of `{kind.__name__}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", table, re.MULTILINE)
     told = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", rows, re.MULTILINE)
     assert [name for name, _ in told] == [field.name for field in dataclasses.fields(kind)]
+
+
+def test_target_page_lists_every_member_of_target():
+    """The tables list the attributes and methods that a target may define, each once."""
+    queries = {"has_file_rules", "has_node_times", "has_own_format", "describe_runtime"}  # which callers use
+    members = {name for name in {**vars(Target), **Target.__annotations__} if not name.startswith("_")}
+    listed = re.findall(r"^\| `(\w+)` \|", read_section(TARGET_PAGE, "## The interface"), re.MULTILINE)
+    assert sorted(listed) == sorted(members - queries - {"name"})
 
 
 def test_reading_guide_core_layers_match_import_linter():
@@ -337,3 +456,20 @@ def test_command_line_page_lists_commands_and_statuses():
         word for cell in re.findall(r"^\| \[?(`.+?`)", text, re.MULTILINE) for word in re.findall(r"`([\w-]+)", cell)
     }
     assert {*cli.COMMANDS} <= named
+
+
+PUBLIC_PACKAGES = r"clika_ref|clika_ref\.(stages|core\.\w+|settings\.\w+|onnx_export\.artifact)"
+"""Modules that pages may import from: the public names, the stages, and for plugin authors those of the API pages."""
+
+
+def test_documents_import_from_public_packages_only():
+    """Pages import from packages that keep their names; `clika_ref.stages` offers those that research needs."""
+    imported = {
+        (document.relative_to(ROOT).as_posix(), name)
+        for document in DOCUMENTS
+        for block in read_blocks(document)
+        if block.language in ("python", "console")
+        for name in re.findall(r"\b(?:from|import) (clika_ref(?:\.\w+)*)(?![\w.])", block.text)
+    }
+    assert len(imported) > 20
+    assert {(page, name) for page, name in imported if not re.fullmatch(PUBLIC_PACKAGES, name)} == set()
