@@ -80,7 +80,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return parts
 
 
-class Block(nn.Module):
+class SeparableBlock(nn.Module):
     """A depthwise-separable residual block, as in MobileNetV2: widen, filter each channel, narrow, add the input."""
 
     def __init__(self, channels: int, expansion: int = 4) -> None:
@@ -112,7 +112,7 @@ def network() -> nn.Module:
         norm2=nn.BatchNorm2d(128),
         relu2=nn.ReLU(),
     )
-    blocks = nn.Sequential(Block(128), Block(128), Block(128))
+    blocks = nn.Sequential(SeparableBlock(128), SeparableBlock(128), SeparableBlock(128))
     head = sequential(
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),

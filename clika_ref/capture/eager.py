@@ -16,6 +16,7 @@ from clika_ref.capture.attribute_snapshot import AttributeSnapshot, can_assign
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.dataclass_pytrees import register_dataclasses
 from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.inputs_catcher import copy_leaf
 from clika_ref.capture.memory_limits import release_freed_memory
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 from clika_ref.capture.saved_tensors import SavedTensor, is_same, narrow_to_stored, save_tensor, storage_id
@@ -97,7 +98,7 @@ def _compute_results(
     register_dataclasses(result)
     leaves, spec = pytree.tree_flatten(result)
     # Clone: a buffer may be among the results, and is restored on exit.
-    return EagerRun([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+    return EagerRun([copy_leaf(leaf) for leaf in leaves], spec)
 
 
 @contextlib.contextmanager

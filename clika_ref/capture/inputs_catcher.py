@@ -187,7 +187,7 @@ class InputsCatcher:
         # Tensors made in inference mode cannot be used with autograd later; their clones outside it can.
         with torch.inference_mode(mode=False), torch.no_grad():
             memo: dict[int, tuple[Any, Any]] = {}
-            self._calls.append((_rebuild(args, _clone, memo), _rebuild(kwargs, _clone, memo)))
+            self._calls.append((_rebuild(args, copy_leaf, memo), _rebuild(kwargs, copy_leaf, memo)))
 
 
 def _set(owner: Any, name: str, value: Any) -> str | None:
@@ -199,7 +199,8 @@ def _set(owner: Any, name: str, value: Any) -> str | None:
     return None
 
 
-def _clone(leaf: Any) -> Any:
+def copy_leaf(leaf: Any) -> Any:
+    """Return a copy of a tensor outside autograd, and any other leaf as it is."""
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -12,6 +12,7 @@ import torch
 
 from clika_ref.capture.dimensions import InputDim, count_elements, resize_leaves
 from clika_ref.capture.eager import EagerRun, run_eager
+from clika_ref.capture.inputs_catcher import copy_leaf
 from clika_ref.capture.memory_limits import release_freed_memory
 from clika_ref.capture.messages import ControlFlowError, MismatchError
 from clika_ref.capture.program import TracedGraph
@@ -163,7 +164,7 @@ class Validation:
         return ", ".join(f"{s.name} = {sizes[s.name]}, {s.source}" for s in used)
 
     def _find_disagreement(self, leaves: list[Any], run: EagerRun) -> str | None:
-        inputs = self.result.signature.graph_inputs([_copy_leaf(leaf) for leaf in leaves])
+        inputs = self.result.signature.graph_inputs([copy_leaf(leaf) for leaf in leaves])
         types, broken = DeclaredTypes(self.result.graph, inputs), list[str]()
 
         def check_types(node: Node, results: tuple[torch.Tensor, ...]) -> None:
@@ -324,10 +325,6 @@ def _list_inputs(numbers: list[int]) -> str:
     if not numbers:
         return "no input"
     return f"input{'s' if len(numbers) > 1 else ''} {' and '.join(map(str, numbers))}"
-
-
-def _copy_leaf(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _shape_of(result: Any) -> Any:

@@ -246,7 +246,7 @@ _REGION_CONTEXTS: dict[Any, Callable[..., contextlib.AbstractContextManager[Any]
 """The functions by which Dynamo's graph enters a region, with the equivalent context managers."""
 
 
-class _Interpreter(fx.Interpreter):
+class _RegionInterpreter(fx.Interpreter):
     """Runs Dynamo's graph. Regions are entered as context managers, since tracers record the bare calls at most."""
 
     def __init__(self, program: fx.GraphModule) -> None:
@@ -267,7 +267,7 @@ class _Interpreter(fx.Interpreter):
         if target in (_exit_autocast, _exit_inference_mode):
             return self._regions.pop().__exit__(None, None, None)
         if target is tag_activation_checkpoint:  # keep the results instead of recomputing them in backward
-            return _Interpreter(args[0]).run(*args[1:])
+            return _RegionInterpreter(args[0]).run(*args[1:])
         return super().call_function(target, args, kwargs)
 
 
@@ -295,7 +295,7 @@ class _RebuiltModule(nn.Module):
         for p in self._placeholders:
             if p.kind in ("tensor", "integer"):
                 tensors[p.name] = next(given)
-        return _Interpreter(self._program).run(*[self._argument(p, tensors) for p in self._placeholders])
+        return _RegionInterpreter(self._program).run(*[self._argument(p, tensors) for p in self._placeholders])
 
     def _argument(self, p: _Placeholder, tensors: Mapping[str, Any]) -> Any:
         if p.kind == "weight":

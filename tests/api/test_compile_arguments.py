@@ -499,7 +499,7 @@ def test_clika_compile_unread_calibration_inputs_logged(tmp_path, unread_inputs)
     )
 
 
-def test_clika_compile_calibration_inputs_read_by_pruning_not_logged_as_unread(tmp_path):
+def test_clika_compile_inputs_read_by_pruning_not_logged_unread(tmp_path):
     """`calibration_inputs` that pruning reads are not logged as unread."""
     settings = PruningSettings(sparsity=0.5)
     clika_compile(

@@ -274,7 +274,7 @@ def _bound_by_runs(
 
 
 @dataclass
-class _RecordedCall:
+class _BoundedCall:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -296,7 +296,7 @@ class AtenRecorder(TorchDispatchMode):
         super().__init__()
         self.formats = formats
         self.generator = generator
-        self.entries: list[_RecordedCall] = []
+        self.entries: list[_BoundedCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -320,7 +320,7 @@ class AtenRecorder(TorchDispatchMode):
         if error.kind != "exact":
             found = self._bounds(ConcreteCall(name, func, before, kwargs), error, result, mutates=mutates)
         self.entries.append(
-            _RecordedCall(func, args, kwargs, flatten_operands([result]), found, is_variance=name in VARIANCE_OVERLOADS)
+            _BoundedCall(func, args, kwargs, flatten_operands([result]), found, is_variance=name in VARIANCE_OVERLOADS)
         )
         return result
 
