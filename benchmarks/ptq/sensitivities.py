@@ -41,7 +41,7 @@ EXACT_SAMPLES = 16
 JUDGED_SAMPLES = 256
 """Of the test data, on which predictions of whole plans are judged."""
 
-SINGLE_LAYER_OPTIONS = ClikaCompileOptions(observer=DEFAULT_OBSERVER, weight_rounding="off", bias_correction="on")
+SINGLE_LAYER_OPTIONS = ClikaCompileOptions(observer=DEFAULT_OBSERVER, gptq="off", bias_correction="on")
 """How a layer alone is quantized: rounded to the nearest with its bias corrected, which is what is estimated."""
 
 

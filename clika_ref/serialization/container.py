@@ -14,8 +14,8 @@ import torch
 from clika_ref.core.errors import ModelError
 from clika_ref.serialization.vocabulary import FileKey
 
-FILE_FORMAT = 5
-"""Version of the file format. Formats 0 to 4 were those of development versions, and are rejected."""
+FILE_FORMAT = 6
+"""Version of the file format. Formats 0 to 5 were those of development versions, and are rejected."""
 
 DEVELOPMENT_FILE_ERROR = "it was saved by a development version; compile again"
 

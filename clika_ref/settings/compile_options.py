@@ -247,11 +247,11 @@ LIVE_NORMS_WITH_ADAPTERS = (
 """Explains why batch norms cannot be live in a model with adapters."""
 
 SWITCH_OPTIONS = (
-    "smoothing",
+    "smooth_quant",
     "equalization",
     "weight_clipping",
     "mixed_precision",
-    "weight_rounding",
+    "gptq",
     "bias_correction",
 )
 """The options of type `Switch`."""
@@ -288,7 +288,7 @@ class ClikaCompileOptions:
     ``"mse"``, which is faster.
     """
 
-    smoothing: Switch = "auto"
+    smooth_quant: Switch = "auto"
     """SmoothQuant: scale down outlier channels of the inputs of linear layers, and scale up the weights that read them;
     ``"auto"`` if that halves the error of a layer, or can be folded into the layer before, ``"on"`` if it reduces the
     error.
@@ -307,7 +307,7 @@ class ClikaCompileOptions:
     ``"auto"`` if that helps on data.
     """
 
-    weight_rounding: Switch = "auto"
+    gptq: Switch = "auto"
     """GPTQ: round weights with error feedback from a layer's inputs; ``"auto"`` if that is fast and helps on data."""
 
     bias_correction: Switch = "auto"

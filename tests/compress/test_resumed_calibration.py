@@ -24,10 +24,10 @@ def interrupt_and_resume(module, data, stops=5):
     return module.clika_state.calibration
 
 
-@pytest.mark.parametrize("smoothing", ["on", "off"])
-def test_resumed_calibration_other_data_restarts(tmp_path, smoothing):
+@pytest.mark.parametrize("smooth_quant", ["on", "off"])
+def test_resumed_calibration_other_data_restarts(tmp_path, smooth_quant):
     """Other data than that of the interrupted pass is counted from its first element."""
-    options = {"clika_compile_options": ClikaCompileOptions(smoothing=smoothing)}
+    options = {"clika_compile_options": ClikaCompileOptions(smooth_quant=smooth_quant)}
     found = interrupt_and_resume(trace_net(logs_dir=tmp_path, **options), iter(make_batches(7, seed=1)))
     assert found.table.batches == found.sizes.total() == len(found.reservoir.batches) == 7
     assert "begins with another batch than the interrupted pass: calibration starts again, without its 5" in read_logs(
@@ -91,7 +91,7 @@ def test_smooth_quant_resumed_pass_applied_once(tmp_path, is_in_file):
     """A resumed pass applies SmoothQuant once, with and without a ranges file."""
     data = make_batches(6, seed=7, factor=60.0)
     file = tmp_path / "ranges.safetensors" if is_in_file else ""
-    module, alone = trace_net(ranges_file=file, smoothing="on"), trace_net(smoothing="on")
+    module, alone = trace_net(ranges_file=file, smooth_quant="on"), trace_net(smooth_quant="on")
 
     with pytest.raises(KeyboardInterrupt):
         module.clika_initialize_algorithms(calibration_inputs=interrupt_after(data[:5]), deployment_settings=HERE)
