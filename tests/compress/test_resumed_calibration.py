@@ -11,6 +11,8 @@ from clika_ref import (
     DeploymentSettings_OpenVINO_ONNX,
     QuantizationSettings,
 )
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.calibration import range_table
 from clika_ref.quantization.calibration.fingerprint import batch_fingerprint
 from clika_ref.quantization.calibration.range_table import RangeTable
 
@@ -84,6 +86,17 @@ def test_ranges_file_reordered_data_keeps_file_and_warns(tmp_path):
     assert module.clika_state.calibration.table.batches == 4
     assert file.read_bytes() == before
     assert RangeTable.load(file).first == batch_fingerprint(make_batches()[:1])
+
+
+def test_ranges_file_of_development_version_raises(tmp_path, monkeypatch):
+    """A ranges file of an older format raises an error that asks to remove the file."""
+    file = tmp_path / "ranges.safetensors"
+    with monkeypatch.context() as patched:
+        patched.setattr(range_table, "RANGE_TABLE_VERSION", range_table.RANGE_TABLE_VERSION - 1)
+        RangeTable(batches=1).save(file)
+    with pytest.raises(ModelError, match="cannot load .*: it was saved by a development version; compile again") as info:
+        compile_net(ranges_file=file)
+    assert info.value.__notes__ == ["Name another file in ranges_file, or remove this one, to calibrate again."]
 
 
 @pytest.mark.parametrize("is_in_file", [True, False])
