@@ -14,6 +14,8 @@ from clika_ref import (
 from clika_ref.quantization import pipeline
 from clika_ref.quantization.algorithms.gptq import RoundedWeight
 from clika_ref.quantization.qdq import planning
+from clika_ref.settings.compile_options import SWITCH_OPTIONS
+from clika_ref.settings.validation import RENAMED_OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,14 @@ def test_clika_compile_options_wrong_type_names_expected(options, kind):
     """An option of a wrong type raises an error with the expected type."""
     with pytest.raises(ModelError, match=kind):
         ClikaCompileOptions(**options)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_OPTIONS.items())
+def test_clika_compile_renamed_option_suggests_new_name(old, new):
+    """A keyword with the old name of an option raises an error with the new name, which exists."""
+    with pytest.raises(ModelError, match=rf"unknown option '{old}' = 'off'\. Did you mean '{new}'\? The options are"):
+        clika_compile(nn.ReLU(), tracing_inputs=[torch.zeros(2)], **{old: "off"})
+    assert new in SWITCH_OPTIONS
 
 
 def quantize(**options):

@@ -369,7 +369,18 @@ def test_settings_load_old_threshold_scale_warns(read):
         ),
         (
             "clika_compile_options: {sparing: 'off'}",
-            "line 1: clika_compile_options has no 'sparing'. Its names are .*mixed_p",
+            r"line 1: clika_compile_options has no 'sparing'. Did you mean 'mixed_precision'\?",
+        ),
+        (
+            "clika_compile_options:\n  smoothing: on\n  weight_rounding: off",
+            (
+                r"line 2: clika_compile_options has no 'smoothing'. Did you mean 'smooth_quant'\?"
+                r"\n.*line 3: clika_compile_options has no 'weight_rounding'. Did you mean 'gptq'\?"
+            ),
+        ),
+        (
+            "quantisation: {weights_num_bits: 8}",
+            r"line 1: the file has no 'quantisation'. Did you mean 'global_quantization_settings'\?",
         ),
         ("layer_settings: [a]", "line 1: layer_settings is a list. Give names and values"),
         (

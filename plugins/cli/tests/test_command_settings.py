@@ -124,6 +124,7 @@ def test_export_deployment_settings_ignore_other_settings(file, capsys):
             Flags(options=["smooth=on"]),
             r"unknown option 'smooth' = 'on'\. Did you mean 'smooth_quant'\? The options are .*",
         ),
+        (Flags(options=["sparing=off"]), r"unknown option 'sparing' = 'off'\. Did you mean 'mixed_precision'\?"),
         (Flags(options=["smooth_quant=yes"]), r"option 'smooth_quant' is 'yes'. Choose one of 'auto', 'on', 'off'"),
         (
             Flags(quantization=quantization(-1.0)),
