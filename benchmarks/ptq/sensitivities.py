@@ -41,7 +41,7 @@ LAYER_SAMPLES = 16
 PLAN_SAMPLES = 256
 """Test samples for the measured SQNR of each plan."""
 
-SINGLE_LAYER_OPTIONS = ClikaCompileOptions(observer=DEFAULT_OBSERVER, weight_rounding="off", bias_correction="on")
+SINGLE_LAYER_OPTIONS = ClikaCompileOptions(observer=DEFAULT_OBSERVER, gptq="off", bias_correction="on")
 """Round to nearest with bias correction, as the estimates assume."""
 
 

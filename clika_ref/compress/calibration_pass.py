@@ -172,19 +172,21 @@ def _search_factors(
     For weight-only quantization, factors are used only if no separate node must divide the activation.
     """
     scheme, settings = request.scheme, request.settings
-    smoothing, equalization = request.options.smoothing, request.options.equalization
+    smooth_quant, equalization = request.options.smooth_quant, request.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = smallest_width_and_blocks(settings)
         try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, options=request.options)
         # Any number of elements is enough: each factor is evaluated on held-out data.
-        smoothing_options = SmoothingOptions(None, _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED), None, 0)
+        smoothing_options = SmoothingOptions(None, _error_share(smooth_quant, MAX_ERROR_SHARE_ABSORBED), None, 0)
         return search_smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, smoothing_options)
     shares = (
-        _error_share(smoothing, MAX_ERROR_SHARE_WITH_NODE),
-        _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED),
+        _error_share(smooth_quant, MAX_ERROR_SHARE_WITH_NODE),
+        _error_share(smooth_quant, MAX_ERROR_SHARE_ABSORBED),
         _error_share(equalization, MAX_ERROR_SHARE_ABSORBED),
     )
-    smoothing_options = SmoothingOptions(*shares, 0 if "on" in (smoothing, equalization) else MIN_ELEMENTS_PER_CHANNEL)
+    smoothing_options = SmoothingOptions(
+        *shares, 0 if "on" in (smooth_quant, equalization) else MIN_ELEMENTS_PER_CHANNEL
+    )
     return search_smoothing_factors(
         graph, scheme.layers, inputs, partial(QuantizedInputEvaluator, scheme=scheme), smoothing_options
     )

@@ -69,7 +69,11 @@ def use_ranges_file(
 
 
 def _load_ranges(path: Path, calibration: Calibration) -> RangeTable:
-    found = RangeTable.load(path)
+    try:
+        found = RangeTable.load(path)
+    except ModelError as error:
+        error.add_note(RECALIBRATE_HINT)
+        raise
     if found.model != calibration.model:
         raise ModelError(
             f"cannot use the ranges of {path}: they are of another model, or of other weights. {RECALIBRATE_HINT}"

@@ -31,12 +31,20 @@ class ClikaWarning(UserWarning):
     """Category of every warning of this project, so that filters can select them."""
 
 
+DISTRIBUTION_PREFIX = "clika-ref-"
+"""Prefix of the names of our distributions."""
+
+
 def format_install_command(distribution: str) -> str:
-    """Return the command that installs one of our distributions, with its forms for a clone and for wheels.
+    """Return the command that installs a distribution; for one of ours, also its forms for a clone and for wheels.
 
     >>> format_install_command("clika-ref-cli")
     'pip install clika-ref-cli (in a clone: pip install plugins/cli; from wheels: add --find-links FOLDER)'
+    >>> format_install_command("my-plugin")
+    'pip install my-plugin'
     """
-    name = distribution.removeprefix("clika-ref-")
+    if not distribution.startswith(DISTRIBUTION_PREFIX):
+        return f"pip install {distribution}"
+    name = distribution.removeprefix(DISTRIBUTION_PREFIX)
     folder = name if name == "conformance" else f"plugins/{name}"
     return f"pip install {distribution} (in a clone: pip install {folder}; from wheels: add --find-links FOLDER)"

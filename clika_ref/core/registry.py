@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pluggy
 
 from clika_ref.core import hooks
-from clika_ref.core.errors import PluginError
+from clika_ref.core.errors import DISTRIBUTION_PREFIX, PluginError, format_install_command
 from clika_ref.core.operators import Operator, index_by_overload
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.targets import Target, invalid_target_reason
@@ -142,17 +142,27 @@ def _load_all(found: list[EntryPoint]) -> list[Plugin]:
     manager.add_hookspecs(hooks)
     plugins: list[Plugin] = []
     problems: list[str] = []
+    missing: set[str] = set()
     for entry in found:
         try:
             plugins.append(_load(manager, entry))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything; all failures are reported
             problems.append(f"  {_describe_entry_point(entry)}: {type(error).__name__}: {error}")
+            missing |= _find_missing_distribution(error)
     if problems:
+        advice = f"Run {' and '.join(map(format_install_command, sorted(missing)))}.\n" if missing else ""
         raise PluginError(
-            f"cannot load {len(problems)} of {len(found)} plugins:\n" + "\n".join(problems) + "\n"
-            f"Update or uninstall them, or list those to load in ${PLUGINS_VARIABLE}."
+            f"cannot load {len(problems)} of {len(found)} plugins:\n" + "\n".join(problems) + f"\n{advice}"
+            f"{'Or update' if missing else 'Update'} or uninstall them, or list those to load in ${PLUGINS_VARIABLE}."
         )
     return plugins
+
+
+def _find_missing_distribution(error: BaseException) -> set[str]:
+    """Return the name of one of our distributions if an import failed because it is not installed."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    distribution = (name or "").replace("_", "-")
+    return {distribution} if distribution.startswith(DISTRIBUTION_PREFIX) and "." not in distribution else set()
 
 
 def _describe_entry_point(entry: EntryPoint) -> str:

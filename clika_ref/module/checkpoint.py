@@ -14,7 +14,7 @@ from clika_ref.compiled.lowering import target_for
 from clika_ref.compiled.quantization_state import target_of
 from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, learned_quantization, log_scales_of
 from clika_ref.compiled.weights import tensors_by_name
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_install_command
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.module.state_dict import build_module, describe_state, isolate_from_caller_modes
@@ -256,6 +256,8 @@ def _require_plugins(needed: Mapping[str, str], registry: Registry) -> None:
         ModelError: plugins are not installed; all are listed.
     """
     there = {plugin.distribution for plugin in registry.plugins}
-    lacking = [f"{name} {version}" for name, version in needed.items() if name not in there]
+    lacking = {name: version for name, version in needed.items() if name not in there}
     if lacking:
-        raise ModelError(f"it needs operators of {', '.join(lacking)}, which are not installed. Install them.")
+        versions = ", ".join(f"{name} {version}" for name, version in lacking.items())
+        commands = " and ".join(map(format_install_command, lacking))
+        raise ModelError(f"it needs operators of {versions}, which are not installed. Run {commands}.")

@@ -542,7 +542,7 @@ class ClikaModule(CompiledModule):
 
         Raises:
             ModelError: the suffix is unknown, the file cannot be written, the module is empty, or ``.png`` needs
-                ``pip install resvg_py``.
+                ``pip install "clika-ref-visualize[pictures]"``.
             PluginError: no plugin draws pictures; the message says what to install.
             TargetError: no plugin provides the target that the module is quantized for.
         """

@@ -117,8 +117,8 @@ class QuantizationPipeline:
 
     def _find_rounding_options(self) -> ClikaCompileOptions:
         """Return the options for the next weight: without GPTQ if it is on ``"auto"`` and the time is over."""
-        is_skipped = self.options.weight_rounding == "auto" and self._is_time_over
-        return replace(self.options, weight_rounding="off") if is_skipped else self.options
+        is_skipped = self.options.gptq == "auto" and self._is_time_over
+        return replace(self.options, gptq="off") if is_skipped else self.options
 
     def _decide_with_activations(self, settings: QuantizationSettings) -> Quantization:
         search = self.observer_search
@@ -134,9 +134,7 @@ class QuantizationPipeline:
             if self.options.mixed_precision == "on" or mixed_error < error:
                 placement, plan, error = mixed_placement, mixed_plan, mixed_error
         remaining: dict[str, float] = {}
-        plan, error = self._try_change(
-            self.options.weight_rounding, lambda p: self._round_weights(p, remaining), plan, error
-        )
+        plan, error = self._try_change(self.options.gptq, lambda p: self._round_weights(p, remaining), plan, error)
         remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
         reports = layer_reports(placement, sensitivities.of, self.scheme)
@@ -177,7 +175,7 @@ class QuantizationPipeline:
 
     def _round_weights(self, plan: Plan, remaining: dict[str, float]) -> Plan:
         """Return a plan with weights rounded by GPTQ; ``remaining`` receives the remaining share of each error."""
-        only_cheap = self.options.weight_rounding == "auto"
+        only_cheap = self.options.gptq == "auto"
         batches = [self.calibration.reservoir.batches[i] for i in self._fitted_batches[: 1 if only_cheap else None]]
         found = round_weights(self._graph, plan, batches, only_cheap=only_cheap)
         remaining.update({name: rounded.left for name, rounded in found.items()})

@@ -120,12 +120,14 @@ class QuantizationRequest:
     @property
     def smoothing_purpose(self) -> str:
         """The quantization that channels are smoothed for, in words, independent of the target."""
-        smoothing, equalization = self.options.smoothing, self.options.equalization
+        smooth_quant, equalization = self.options.smooth_quant, self.options.equalization
         if self.settings.prefer_weights_only_quantization:
             bits, blocks = smallest_width_and_blocks(self.settings)
             sizes = " or ".join(map(str, blocks))
-            return NO_SMOOTHING if smoothing == "off" else f"{bits}-bit weights, blocks of {sizes} ({smoothing=})"
-        return NO_SMOOTHING if smoothing == equalization == "off" else f"activations ({smoothing=}, {equalization=})"
+            return NO_SMOOTHING if smooth_quant == "off" else f"{bits}-bit weights, blocks of {sizes} ({smooth_quant=})"
+        return (
+            NO_SMOOTHING if smooth_quant == equalization == "off" else f"activations ({smooth_quant=}, {equalization=})"
+        )
 
 
 NO_SMOOTHING = "off"

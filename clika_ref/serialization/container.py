@@ -14,10 +14,8 @@ import torch
 from clika_ref.core.errors import ModelError
 from clika_ref.serialization.vocabulary import FileKey
 
-FILE_FORMAT = 5
-"""Version of the file format. Formats 0 to 4 were those of development versions, and are rejected."""
-
-DEVELOPMENT_FILE_ERROR = "it was saved by a development version; compile again"
+FILE_FORMAT = 6
+"""Version of the file format. Formats 0 to 5 were those of development versions, and are rejected."""
 
 MAX_DOCUMENT_BYTES = 2**30
 """Maximum bytes of a document; more are not unpacked, whatever a forged file claims."""
@@ -70,12 +68,7 @@ def unpack_file(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         found = int(head.get(FileKey.FORMAT, 0))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelError(f"it does not contain a compiled module: {type(error).__name__}: {error}") from error
-    if found > FILE_FORMAT:
-        raise ModelError(
-            f"it has format {found}, but this clika-ref reads formats up to {FILE_FORMAT}. Update clika-ref."
-        )
-    if found < FILE_FORMAT:
-        raise ModelError(DEVELOPMENT_FILE_ERROR)
+    check_format("it", found, FILE_FORMAT)
     _check_data_length(table, data)
     if metadata.get(FileKey.DIGEST) != _compute_digest(metadata[FileKey.HEAD], table, data):
         raise ModelError("its digest does not match: it was changed or damaged after saving. Copy it again.")
@@ -84,6 +77,25 @@ def unpack_file(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         return _read_document(tensors.pop(FileKey.DOCUMENT)), tensors
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error, safetensors.SafetensorError) as error:
         raise ModelError(f"its tensors are damaged: {type(error).__name__}: {error}") from error
+
+
+def check_format(subject: str, found: int, supported: int) -> None:
+    """Reject data in another format than the supported one.
+
+    Args:
+        subject: the data, as the first words of the message.
+        found: the format of the data.
+        supported: the format that this version reads and writes. Older ones were those of development versions.
+
+    Raises:
+        ModelError: the format is another one.
+    """
+    if found > supported:
+        raise ModelError(
+            f"{subject} has format {found}, but this clika-ref reads formats up to {supported}. Update clika-ref."
+        )
+    if found < supported:
+        raise ModelError(f"{subject} was saved by a development version; compile again")
 
 
 def _read_document(text: torch.Tensor) -> dict[str, Any]:

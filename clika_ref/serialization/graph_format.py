@@ -17,12 +17,11 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import SYMPY_TO_PYTHON, Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import Origin, TensorType
 from clika_ref.serialization.class_lookup import decode_member, encode_member
+from clika_ref.serialization.container import check_format
 from clika_ref.serialization.vocabulary import AttributeForm, ExpressionHead, GraphKey
 
 GRAPH_VERSION = 2
 """Version of the graph document. Version 1 was that of development versions, and is rejected."""
-
-DEVELOPMENT_GRAPH_ERROR = "the saved graph was saved by a development version; compile again"
 
 EXPRESSION_FUNCTIONS: dict[str, type] = {
     kind.__name__: kind for kind in SYMPY_TO_PYTHON if kind.__module__.startswith("sympy")
@@ -209,13 +208,7 @@ def graph_from_json(
         ModelError: the graph is of another version, uses an operator that no plugin declares or attributes that the
             operator lacks, or a tensor is missing.
     """
-    if document[GraphKey.VERSION] > GRAPH_VERSION:
-        raise ModelError(
-            f"the saved graph has format {document['version']}, but this clika-ref reads formats up to "
-            f"{GRAPH_VERSION}. Update clika-ref."
-        )
-    if document[GraphKey.VERSION] < GRAPH_VERSION:
-        raise ModelError(DEVELOPMENT_GRAPH_ERROR)
+    check_format("the saved graph", document[GraphKey.VERSION], GRAPH_VERSION)
     operators = {name: find(name) for name in {n[0] for n in document[GraphKey.NODES]}}
     missing = sorted(name for name, op in operators.items() if op is None)
     if missing:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from clika_ref.core.errors import ModelError, TargetError, format_install_command
 from clika_ref.settings.lora import LoraSettings
+from clika_ref.settings.validation import find_similar_names
 
 Preset = Literal["mixed", "performance"]
 """OpenVINO's quantization presets, which choose symmetric or asymmetric activation ranges."""
@@ -247,11 +248,11 @@ LIVE_NORMS_WITH_ADAPTERS = (
 """Explains why batch norms cannot be live in a model with adapters."""
 
 SWITCH_OPTIONS = (
-    "smoothing",
+    "smooth_quant",
     "equalization",
     "weight_clipping",
     "mixed_precision",
-    "weight_rounding",
+    "gptq",
     "bias_correction",
 )
 """The options of type `Switch`."""
@@ -288,7 +289,7 @@ class ClikaCompileOptions:
     ``"mse"``, which is faster.
     """
 
-    smoothing: Switch = "auto"
+    smooth_quant: Switch = "auto"
     """SmoothQuant: scale down outlier channels of the inputs of linear layers, and scale up the weights that read them;
     ``"auto"`` if that halves the error of a layer, or can be folded into the layer before, ``"on"`` if it reduces the
     error.
@@ -307,7 +308,7 @@ class ClikaCompileOptions:
     ``"auto"`` if that helps on data.
     """
 
-    weight_rounding: Switch = "auto"
+    gptq: Switch = "auto"
     """GPTQ: round weights with error feedback from a layer's inputs; ``"auto"`` if that is fast and helps on data."""
 
     bias_correction: Switch = "auto"
@@ -374,7 +375,7 @@ class ClikaCompileOptions:
         known = [f.name for f in dataclasses.fields(self)]
         for name, value in extra.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+                near = find_similar_names(name, known)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise ModelError(f"unknown option {name!r} = {value!r}.{hint} The options are {', '.join(known)}.")
         return dataclasses.replace(self, **extra)

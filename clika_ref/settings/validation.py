@@ -5,11 +5,34 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from clika_ref.core.errors import ModelError
+
+RENAMED_OPTIONS: Mapping[str, str] = {
+    "smoothing": "smooth_quant",
+    "sparing": "mixed_precision",
+    "weight_rounding": "gptq",
+}
+"""Options of development versions and their present names, for suggestions only."""
+
+MIN_SIMILARITY = 0.5
+"""Minimum similarity of a suggestion; ``quantisation`` and ``global_quantization_settings`` have 0.55."""
+
+
+def find_similar_names(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
+    """Return known names to suggest for an unknown one: the new name of a renamed option, or those with similar letters.
+
+    Args:
+        name: the unknown name.
+        known: the accepted names.
+        limit: maximum number of suggestions.
+    """
+    known = [*known]
+    renamed = RENAMED_OPTIONS.get(name)
+    return [renamed] if renamed in known else difflib.get_close_matches(name, known, limit, MIN_SIMILARITY)
 
 
 @dataclass
@@ -22,7 +45,7 @@ class CheckedSettings:
     def __setattr__(self, name: str, value: Any) -> None:
         known = [f.name for f in dataclasses.fields(self)]
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = find_similar_names(name, known)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ModelError(f"{type(self).__name__} has no {name!r}.{hint} Its fields are {', '.join(known)}.")
         accepted = describe_valid_values(type(self), name, value)

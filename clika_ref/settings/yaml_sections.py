@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
 from clika_ref.core.errors import ModelError
 from clika_ref.settings.compile_options import find_required_arguments
-from clika_ref.settings.validation import CheckedSettings, describe_valid_values
+from clika_ref.settings.validation import CheckedSettings, describe_valid_values, find_similar_names
 from clika_ref.settings.yaml_tree import Entry, Problems, parse_scalar
 
 YAML_1_1_BOOLEANS = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
@@ -43,7 +42,7 @@ def unknown_name_message(name: str, where: str, known: Iterable[str], elsewhere:
         elsewhere: names of other sections, by section.
     """
     known = [*known]
-    near = difflib.get_close_matches(name, known, n=2)
+    near = find_similar_names(name, known, limit=2)
     homes = [section for section, names in elsewhere.items() if name in names]
     if homes:
         hint = f"It belongs to {' or '.join(homes)}."

@@ -64,7 +64,7 @@ MODEL_COMMANDS: Mapping[str, str] = {
     "quantize": "quantize {model} {inputs} {calibrate} --threshold 0.05 -o int8.onnx --save int8.clika --keep-inputs",
     "quantize, TensorRT": "quantize {model} {inputs} {calibrate} --target trt -o trt.onnx",
     "quantize, weights only": "quantize {model} {calibrate} --weights-only --weights-bits 4 -o int4.onnx",
-    "quantize, options": "quantize {model} {calibrate} --option smoothing=on --option observer=min-max --dry-run",
+    "quantize, options": "quantize {model} {calibrate} --option smooth_quant=on --option observer=min-max --dry-run",
     "quantize, saved": "quantize int8.clika --keep-float {layer} -o careful.onnx",
     "export": "export int8.clika -o again.onnx",
     "export, OpenVINO": "export int8.clika --target openvino --input {call} -o other.xml",

@@ -42,6 +42,7 @@ def find_texts(path: str, source: str) -> Iterator[Text]:
     if path.endswith(".py"):
         tree = ast.parse(source, path)
         yield from _find_literals(tree, source.splitlines())
+        yield from _find_rule_names(tree)
         yield from _find_help(path, source, tree)
         yield from _find_names(tree.body)
     elif path.endswith(".md"):
@@ -83,6 +84,13 @@ def _literal_text(node: ast.AST) -> str | None:
     if isinstance(node, ast.JoinedStr):
         return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
     return None
+
+
+def _find_rule_names(tree: ast.Module) -> Iterator[Text]:
+    """Yield the names in ``@rule("name")``: reports show them, and they are single words with hyphens."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "rule":
+            yield from (Text(name.lineno, "rule name", text) for name in node.args if (text := _literal_text(name)))
 
 
 def _find_help(path: str, source: str, tree: ast.Module) -> Iterator[Text]:

@@ -11,6 +11,8 @@ from clika_ref import (
     DeploymentSettings_OpenVINO_ONNX,
     QuantizationSettings,
 )
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.calibration import range_table
 from clika_ref.quantization.calibration.fingerprint import batch_fingerprint
 from clika_ref.quantization.calibration.range_table import RangeTable
 
@@ -24,10 +26,10 @@ def interrupt_and_resume(module, data, stops=5):
     return module.clika_state.calibration
 
 
-@pytest.mark.parametrize("smoothing", ["on", "off"])
-def test_resumed_calibration_other_data_restarts(tmp_path, smoothing):
+@pytest.mark.parametrize("smooth_quant", ["on", "off"])
+def test_resumed_calibration_other_data_restarts(tmp_path, smooth_quant):
     """Other data than that of the interrupted pass is counted from its first element."""
-    options = {"clika_compile_options": ClikaCompileOptions(smoothing=smoothing)}
+    options = {"clika_compile_options": ClikaCompileOptions(smooth_quant=smooth_quant)}
     found = interrupt_and_resume(trace_net(logs_dir=tmp_path, **options), iter(make_batches(7, seed=1)))
     assert found.table.batches == found.sizes.total() == len(found.reservoir.batches) == 7
     assert "begins with another batch than the interrupted pass: calibration starts again, without its 5" in read_logs(
@@ -86,12 +88,25 @@ def test_ranges_file_reordered_data_keeps_file_and_warns(tmp_path):
     assert RangeTable.load(file).first == batch_fingerprint(make_batches()[:1])
 
 
+def test_ranges_file_of_development_version_raises(tmp_path, monkeypatch):
+    """A ranges file of an older format raises an error that asks to remove the file."""
+    file = tmp_path / "ranges.safetensors"
+    with monkeypatch.context() as patched:
+        patched.setattr(range_table, "RANGE_TABLE_VERSION", range_table.RANGE_TABLE_VERSION - 1)
+        RangeTable(batches=1).save(file)
+    with pytest.raises(
+        ModelError, match="cannot load .*: it was saved by a development version; compile again"
+    ) as info:
+        compile_net(ranges_file=file)
+    assert info.value.__notes__ == ["Name another file in ranges_file, or remove this one, to calibrate again."]
+
+
 @pytest.mark.parametrize("is_in_file", [True, False])
 def test_smooth_quant_resumed_pass_applied_once(tmp_path, is_in_file):
     """A resumed pass applies SmoothQuant once, with and without a ranges file."""
     data = make_batches(6, seed=7, factor=60.0)
     file = tmp_path / "ranges.safetensors" if is_in_file else ""
-    module, alone = trace_net(ranges_file=file, smoothing="on"), trace_net(smoothing="on")
+    module, alone = trace_net(ranges_file=file, smooth_quant="on"), trace_net(smooth_quant="on")
 
     with pytest.raises(KeyboardInterrupt):
         module.clika_initialize_algorithms(calibration_inputs=interrupt_after(data[:5]), deployment_settings=HERE)

@@ -158,7 +158,16 @@ def test_load_registry_missing_module_names_distribution(install):
     assert_load_fails(
         "cannot load 1 of 1 plugins",
         r"'gone' = installed_\w+_gone \(dist-gone 1\.0\): ModuleNotFoundError: No module named",
-        r"Update or uninstall them, or list those to load in \$CLIKA_REF_PLUGINS",
+        r"\nUpdate or uninstall them, or list those to load in \$CLIKA_REF_PLUGINS",
+    )
+
+
+def test_load_registry_missing_distribution_of_ours_states_install_command(install):
+    """A plugin that imports one of our distributions without it is reported with the command to install it."""
+    install("needy", "import clika_ref_absent.target\n")
+    assert_load_fails(
+        r"'needy' = .*: ModuleNotFoundError: No module named 'clika_ref_absent'",
+        r"\nRun pip install clika-ref-absent \(in a clone: pip install plugins/absent; .*\)\.\nOr update or uninstall",
     )
 
 

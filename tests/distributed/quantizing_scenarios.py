@@ -54,7 +54,7 @@ def compile_together_and_alone(model, data, settings=ALL, **options):
 
 
 def linear_layers():
-    return compile_together_and_alone(Net(), make_batches(7, factor=30.0), smoothing="on")
+    return compile_together_and_alone(Net(), make_batches(7, factor=30.0), smooth_quant="on")
 
 
 def convolutions():
@@ -66,7 +66,7 @@ def int4():
 
 
 def by_each_option():
-    options = {"weight_rounding": "on", "bias_correction": "on", "observer": "percentile-99.99"}
+    options = {"gptq": "on", "bias_correction": "on", "observer": "percentile-99.99"}
     return compile_together_and_alone(Convolutions(), make_images(), QuantizationSettings(), **options)
 
 

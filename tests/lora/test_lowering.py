@@ -135,7 +135,7 @@ def test_adapters_quantized_train_matches_eval(kind, settings):
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
 def test_adapters_quantized_add_same_as_float(kind, settings):
     """Adapters add nearly the same to a quantized module, with SmoothQuant, as to the float module."""
-    module, x = compile_net(kind, settings, smoothing="on", equalization="on"), make_batches(kind, 1, seed=5)[0]
+    module, x = compile_net(kind, settings, smooth_quant="on", equalization="on"), make_batches(kind, 1, seed=5)[0]
     assert module.clika_state.quantized.plan.smoothing, "factors are followed, too"
     module.clika_attach_lora(make_lora_settings())
     plain = compile_net(kind, lora=make_lora_settings())

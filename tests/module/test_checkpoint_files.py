@@ -307,7 +307,10 @@ def test_clika_load_missing_plugin_named(serialized, monkeypatch):
     monkeypatch.setattr(clika_module, "load_registry", lambda: few)
     (aten,) = [p for p in whole.plugins if p.name == "aten"]
     assert isinstance(aten, Plugin)
-    match = rf"it needs operators of {aten.distribution} {aten.version}, which are not installed. Install them"
+    match = (
+        rf"it needs operators of {aten.distribution} {aten.version}, which are not installed\. "
+        r"Run pip install clika-ref-aten \(in a clone: pip install plugins/aten; .*\)\.$"
+    )
     with pytest.raises(ModelError, match=match):
         load(serialized)
 

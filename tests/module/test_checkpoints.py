@@ -34,10 +34,10 @@ from clika_ref.serialization.container import unpack_file
 CASES = {
     "float": (Convolutions, None, {}),
     "convolutions": (Convolutions, ALL, {}),
-    "tokens": (Tokens, ALL, {"smoothing": "on"}),
-    "int4": (Tokens, INT4, {"smoothing": "on"}),
-    "rounded": (Convolutions, ALL, {"weight_rounding": "on"}),
-    "int4, GPTQ": (Tokens, INT4, {"weight_rounding": "on"}),
+    "tokens": (Tokens, ALL, {"smooth_quant": "on"}),
+    "int4": (Tokens, INT4, {"smooth_quant": "on"}),
+    "rounded": (Convolutions, ALL, {"gptq": "on"}),
+    "int4, GPTQ": (Tokens, INT4, {"gptq": "on"}),
     "equalized": (Convolutions, ALL, {"equalization": "on"}),
 }
 
@@ -195,7 +195,7 @@ def test_clika_serialize_tied_weights_stored_once():
 
 def test_clika_serialize_masks_take_one_bit_per_element():
     """Pruning masks are restored and take one bit per element."""
-    module = compile_net(settings=None, weight_rounding="on")
+    module = compile_net(settings=None, gptq="on")
     module.clika_prune(PruningSettings("2:4", None), calibration_inputs=make_batches(Convolutions))
     module.clika_initialize_algorithms(ALL, calibration_inputs=make_batches(Convolutions), deployment_settings=HERE)
     serialized = module.clika_serialize()
@@ -418,7 +418,7 @@ SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, {tests!r})
 from saved_nets import compile_net
-print(hashlib.sha256(compile_net(weight_rounding="on").clika_serialize(keep_calibration_inputs=True)).hexdigest())
+print(hashlib.sha256(compile_net(gptq="on").clika_serialize(keep_calibration_inputs=True)).hexdigest())
 """
 
 

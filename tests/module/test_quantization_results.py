@@ -78,7 +78,7 @@ class Tied(nn.Module):
 def test_prediction_table_shared_weight_counted_once(tmp_path, embeds):
     """A weight that several layers read is counted as in the file."""
     data = [randn(16, 256, seed=i) for i in range(3)]
-    module = clika_compile(Tied(embeds=embeds).eval(), tracing_inputs=data[:1], smoothing="off").eval()
+    module = clika_compile(Tied(embeds=embeds).eval(), tracing_inputs=data[:1], smooth_quant="off").eval()
     found = module.clika_initialize_algorithms(
         QuantizationSettings(automatic_skip_quantization=False), calibration_inputs=data, deployment_settings=HERE
     )

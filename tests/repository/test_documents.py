@@ -414,7 +414,7 @@ def test_settings_page_example_loads(tmp_path):
     settings = Settings.load_from_path(tmp_path / "clika.yaml")
     assert settings.global_quantization_settings.weights_utilize_full_int_range is True
     assert settings.global_pruning_settings.mask_type == "2:4"
-    assert settings.clika_compile_options.smoothing == "on"
+    assert settings.clika_compile_options.smooth_quant == "on"
     assert settings.layer_settings["encoder.layers.0.*"].pruning_settings.skip_pruning
 
 

@@ -26,6 +26,7 @@ def find_faults(path, source):
             'm = f"{x} layers "\nn = (\n    "first "\n    "spared one"\n)\n',
             "4: message",
         ),
+        ("plugins/a/b.py", '\n@rule("int8-beside-float8")\ndef _(file): ...\n', "2: rule name"),
         ("clika_ref/a.py", "\n\ndef weigh(x): ...\n", "3: function"),
         ("clika_ref/a.py", "def f(x, held): ...\n", "1: parameter"),
         ("clika_ref/a.py", "class Road:\n    y = 1\n", "1: class"),

@@ -50,9 +50,9 @@ def make_quantized_and_pruned():
 
 MODULES = {
     "float": lambda: compile_net(settings=None, tracing_inputs=make_batches(Convolutions)),
-    "INT8": lambda: compile_net(weight_rounding="on", bias_correction="on"),
-    "INT8, smoothed": lambda: compile_net(Tokens, smoothing="on"),
-    "INT4": lambda: compile_net(Tokens, INT4, weight_rounding="on"),
+    "INT8": lambda: compile_net(gptq="on", bias_correction="on"),
+    "INT8, smoothed": lambda: compile_net(Tokens, smooth_quant="on"),
+    "INT4": lambda: compile_net(Tokens, INT4, gptq="on"),
     "pruned": make_quantized_and_pruned,
     "LoRA": lambda: compile_net(
         Tokens, clika_compile_options=ClikaCompileOptions(global_lora_settings=make_lora_settings())

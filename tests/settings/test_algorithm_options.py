@@ -14,12 +14,14 @@ from clika_ref import (
 from clika_ref.quantization import pipeline
 from clika_ref.quantization.algorithms.gptq import RoundedWeight
 from clika_ref.quantization.qdq import planning
+from clika_ref.settings.compile_options import SWITCH_OPTIONS
+from clika_ref.settings.validation import RENAMED_OPTIONS
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"smoothing": "yes"}, "option 'smoothing' is 'yes'. Choose one of 'auto', 'on', 'off'"),
+        ({"smooth_quant": "yes"}, "option 'smooth_quant' is 'yes'. Choose one of 'auto', 'on', 'off'"),
         ({"bias_correction": True}, "option 'bias_correction' is True. Choose one of 'auto', 'on', 'off'"),
         ({"bias_correction": "On"}, "option 'bias_correction' is 'On'. Choose one of 'auto', 'on', 'off'"),
         ({"algorithm_seconds": -1.0}, "option 'algorithm_seconds' is -1.0. Give a number of seconds"),
@@ -46,6 +48,14 @@ def test_clika_compile_options_wrong_type_names_expected(options, kind):
         ClikaCompileOptions(**options)
 
 
+@pytest.mark.parametrize(("old", "new"), RENAMED_OPTIONS.items())
+def test_clika_compile_renamed_option_suggests_new_name(old, new):
+    """A keyword with the old name of an option raises an error with the new name, which exists."""
+    with pytest.raises(ModelError, match=rf"unknown option '{old}' = 'off'\. Did you mean '{new}'\? The options are"):
+        clika_compile(nn.ReLU(), tracing_inputs=[torch.zeros(2)], **{old: "off"})
+    assert new in SWITCH_OPTIONS
+
+
 def quantize(**options):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 8)).eval()
@@ -69,31 +79,31 @@ def test_clika_compile_unknown_observer_raises():
 
 def test_clika_compile_options_off_and_on_control_algorithms():
     """Algorithms that are off are not used, and those that are on are used."""
-    every = ("weight_rounding", "bias_correction")
+    every = ("gptq", "bias_correction")
     off, on = (quantize(**dict.fromkeys(every, switch)) for switch in ("off", "on"))
     assert not off.offsets
     assert not off.corrections
     assert on.offsets.keys() == on.corrections.keys() == on.weights.keys()
-    wide = quantize(observer="min-max", weight_rounding="off")
+    wide = quantize(observer="min-max", gptq="off")
     assert wide.activations["input"].scale > quantize(observer="percentile-99.99").activations["input"].scale
 
 
 def test_weight_clipping_off_covers_whole_weight(monkeypatch):
     """Without clipping, scales cover the whole weight."""
     monkeypatch.setattr(planning, "find_clipped_scales", lambda weight, *_: torch.ones(len(weight)))
-    whole, clipped = (quantize(weight_clipping=switch, weight_rounding="off") for switch in ("off", "auto"))
+    whole, clipped = (quantize(weight_clipping=switch, gptq="off") for switch in ("off", "auto"))
     assert all((scales < 1).all() for scales in whole.weights.values())
     assert all((scales == 1).all() for scales in clipped.weights.values())
 
 
-def test_weight_rounding_auto_kept_only_if_error_falls(monkeypatch):
+def test_gptq_auto_kept_only_if_error_falls(monkeypatch):
     """An algorithm on 'auto' is kept only if it reduces the error."""
     found = quantize().offsets
     assert found
     worse = {name: RoundedWeight(torch.full_like(moved, 9), 1.0) for name, moved in found.items()}
     monkeypatch.setattr(pipeline, "round_weights", lambda *_, **__: worse)
     assert not quantize().offsets
-    assert quantize(weight_rounding="on").offsets
+    assert quantize(gptq="on").offsets
 
 
 def test_algorithm_seconds_expired_skips_auto():

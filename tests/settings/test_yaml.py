@@ -110,7 +110,7 @@ EVERYTHING = Settings(
         "*.head": LayerSettings(LayerQuantizationSettings(activations_num_bits=8)),
     },
     clika_compile_options=ClikaCompileOptions(
-        smoothing="on", mixed_precision="off", observer="percentile-99.99", ranges_file="1e-3"
+        smooth_quant="on", mixed_precision="off", observer="percentile-99.99", ranges_file="1e-3"
     ),
 )
 
@@ -243,9 +243,9 @@ def test_settings_load_yaml_1_1_booleans_accepted(read, word):
 def test_settings_load_on_off_stay_strings(read):
     """'on' and 'off' stay strings where strings are expected."""
     options = read(
-        "clika_compile_options: {smoothing: on, equalization: off, mixed_precision: 'on'}"
+        "clika_compile_options: {smooth_quant: on, equalization: off, mixed_precision: 'on'}"
     ).clika_compile_options
-    assert (options.smoothing, options.equalization, options.mixed_precision) == ("on", "off", "on")
+    assert (options.smooth_quant, options.equalization, options.mixed_precision) == ("on", "off", "on")
 
 
 def test_settings_load_mask_type_stays_string(read):
@@ -358,7 +358,10 @@ def test_settings_load_old_threshold_scale_warns(read):
         ("deployment_settings: {target_framework: ov, preset: x}", "deployment_settings: preset is 'x'. Choose one of"),
         ("deployment_settings: {target_framework: trt, shapes: {n: [3, 2, 1]}}", "shapes contains 'n'"),
         (f"deployment_settings: {{{FULL}: 3}}", f"deployment_settings.{FULL} is 3. Give true or false"),
-        ("clika_compile_options: {smoothing: true}", "option 'smoothing' is True. Choose one of 'auto', 'on', 'off'"),
+        (
+            "clika_compile_options: {smooth_quant: true}",
+            "option 'smooth_quant' is True. Choose one of 'auto', 'on', 'off'",
+        ),
         ("layer_settings: {a: {skip_quantization: true}}", "layer_settings.a has no .*. It belongs to quantization_s"),
         (
             "layer_settings:\n  a: &a {quantization_settings: {skip_quantization: true}}\n  b:\n    <<: *a",
@@ -366,7 +369,18 @@ def test_settings_load_old_threshold_scale_warns(read):
         ),
         (
             "clika_compile_options: {sparing: 'off'}",
-            "line 1: clika_compile_options has no 'sparing'. Its names are .*mixed_p",
+            r"line 1: clika_compile_options has no 'sparing'. Did you mean 'mixed_precision'\?",
+        ),
+        (
+            "clika_compile_options:\n  smoothing: on\n  weight_rounding: off",
+            (
+                r"line 2: clika_compile_options has no 'smoothing'. Did you mean 'smooth_quant'\?"
+                r"\n.*line 3: clika_compile_options has no 'weight_rounding'. Did you mean 'gptq'\?"
+            ),
+        ),
+        (
+            "quantisation: {weights_num_bits: 8}",
+            r"line 1: the file has no 'quantisation'. Did you mean 'global_quantization_settings'\?",
         ),
         ("layer_settings: [a]", "line 1: layer_settings is a list. Give names and values"),
         (

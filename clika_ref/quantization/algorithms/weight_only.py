@@ -251,7 +251,7 @@ def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
         block_size: number of neighbors that share a scale, 0 for a whole row.
         fitted: ``x.T @ x`` of the data to fit, ``float32[inputs, inputs]``.
         judged: the same of the data for evaluation.
-        options: ``weight_clipping`` lets scales clip the largest elements, and ``weight_rounding`` is that of GPTQ.
+        options: ``weight_clipping`` lets scales clip the largest elements, and ``gptq`` decides the use of error feedback.
     """
     blocks = rows.shape[1] // block_size if block_size else 1
     kind = PackedWeight(bits, block_size, rows.new_empty(0)).quantized_type
@@ -260,11 +260,11 @@ def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
     is_exact = options.weight_clipping == "off"
     scales = compute_weight_scales(parts, 0, kind) if is_exact else find_clipped_scales(parts, 0, kind, importance)
     nearest = PackedWeight(bits, block_size, scales.reshape(len(rows), blocks))
-    steps = None if options.weight_rounding == "off" else quantize_with_gptq(rows, nearest.scales, kind, fitted)
+    steps = None if options.gptq == "off" else quantize_with_gptq(rows, nearest.scales, kind, fitted)
     if steps is None:
         return nearest
     fed_back = replace(nearest, offsets=steps - nearest.steps(rows))
-    if options.weight_rounding == "on":
+    if options.gptq == "on":
         return fed_back
     return min((nearest, fed_back), key=lambda packed: sum_squared_product_error(rows, packed, judged))
 

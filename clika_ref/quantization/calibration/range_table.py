@@ -17,10 +17,11 @@ from clika_ref.core.ir import Value
 from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN, Histogram
 from clika_ref.quantization.calibration.statistics import BatchStatistics, ExactSum, Statistics
 from clika_ref.serialization.atomic_files import write_atomically
+from clika_ref.serialization.container import check_format
 from clika_ref.serialization.vocabulary import RangesKey, StatisticsKey
 
-RANGE_TABLE_VERSION = 4
-"""Version of the file format; raised when older files can no longer be read."""
+RANGE_TABLE_VERSION = 5
+"""Version of the file format. Versions 1 to 4 were those of development versions, and are rejected."""
 
 
 @dataclass
@@ -128,11 +129,7 @@ class RangeTable:
             ModelError: the data has another version, or is damaged.
         """
         try:
-            if document[RangesKey.VERSION] != RANGE_TABLE_VERSION:
-                raise ModelError(
-                    f"{where} has version {document['version']} of the range table format, but this clika-ref reads "
-                    f"{RANGE_TABLE_VERSION}. Calibrate again, and save the new one."
-                )
+            check_format(f"cannot load {where}: it", document[RangesKey.VERSION], RANGE_TABLE_VERSION)
             names = document[RangesKey.SMOOTHING]
             smoothing = None if names is None else {name: tensors[f"{RangesKey.SMOOTHING}.{name}"] for name in names}
             found = zip(document[RangesKey.ACTIVATIONS].items(), tensors[RangesKey.COUNTS], strict=True)

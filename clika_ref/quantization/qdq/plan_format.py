@@ -14,6 +14,7 @@ from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.packed_weights import PackedWeight
 from clika_ref.quantization.qdq.qparams import QParams
+from clika_ref.serialization.container import check_format
 from clika_ref.serialization.vocabulary import PlanKey
 
 PLAN_FORMAT_VERSION = 3
@@ -71,11 +72,7 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         return {name: _check(tensors[f"{key}.{name}"], dtype, ranks, kind) for name in document[key]}
 
     try:
-        if document[PlanKey.VERSION] != PLAN_FORMAT_VERSION:
-            raise ModelError(
-                f"the quantization is saved in format {document['version']}, but this clika-ref reads "
-                f"{PLAN_FORMAT_VERSION}. Quantize the model again."
-            )
+        check_format("the saved quantization", document[PlanKey.VERSION], PLAN_FORMAT_VERSION)
         scheme = QuantizationScheme(
             QuantizedType(**document[PlanKey.ACTIVATION_TYPE]),
             QuantizedType(**document[PlanKey.WEIGHT_TYPE]),

@@ -37,11 +37,11 @@ from clika_ref.stages import (
 
 NO_ALGORITHMS = ClikaCompileOptions(
     observer="min-max",
-    smoothing="off",
+    smooth_quant="off",
     equalization="off",
     weight_clipping="off",
     mixed_precision="off",
-    weight_rounding="off",
+    gptq="off",
     bias_correction="off",
 )
 """Scales from min/max alone, so that exact activations give exact scales."""

@@ -38,7 +38,7 @@ class CommandSettings:
     settings: Settings
     flags: Flags
     file_entries: Mapping[str, Entry]
-    """Entries of the file by section, or by section and name: ``clika_compile_options.smoothing``."""
+    """Entries of the file by section, or by section and name: ``clika_compile_options.smooth_quant``."""
     file: Path | None
 
     @property
@@ -172,7 +172,7 @@ def _choose_options(resolved: CommandSettings, texts: Sequence[str]) -> None:
         name, separator, value = text.partition("=")
         if not separator:
             raise MisuseError(
-                f"cannot parse --option {text!r}: it has no value. Write NAME=VALUE, such as smoothing=off."
+                f"cannot parse --option {text!r}: it has no value. Write NAME=VALUE, such as smooth_quant=off."
             )
         parsed = parse_scalar(value)
         if hasattr(options, name):

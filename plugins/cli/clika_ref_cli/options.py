@@ -61,7 +61,7 @@ Option = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="A field of ClikaCompileOptions, such as smoothing=off. May be repeated.",
+        help="A field of ClikaCompileOptions, such as smooth_quant=off. May be repeated.",
         autocompletion=complete_option,
     ),
 ]

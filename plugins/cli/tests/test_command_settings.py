@@ -24,7 +24,7 @@ layer_settings:
     quantization_settings:
       weights_num_bits: 8
 clika_compile_options:
-  smoothing: on
+  smooth_quant: on
 """
 
 
@@ -51,23 +51,23 @@ def test_resolve_settings_file_only_prints_no_note(file, capsys):
     """The settings of a file are used without a note."""
     found = resolve_settings(file, Flags())
     assert found.settings.deployment_settings == DeploymentSettings_OpenVINO_ONNX(preset="performance")
-    assert quantize_arguments(found)["clika_compile_options"].smoothing == "on"
+    assert quantize_arguments(found)["clika_compile_options"].smooth_quant == "on"
     assert capsys.readouterr().err == ""
 
 
 def test_resolve_settings_flag_overrides_file_with_note(file, capsys):
     """A flag overrides the file, with a note that names the line."""
-    flags = Flags("ort", ["smoothing=off"], quantization(0.01, [8], weights_only=True), ["head.*"])
+    flags = Flags("ort", ["smooth_quant=off"], quantization(0.01, [8], weights_only=True), ["head.*"])
     found = resolve_settings(file, flags).settings
     assert found.deployment_settings.target == "onnxruntime"
-    assert found.clika_compile_options.smoothing == "off"
+    assert found.clika_compile_options.smooth_quant == "off"
     settings = found.global_quantization_settings
     assert (settings.quantization_sensitivity_threshold, settings.weights_num_bits) == (0.01, 8)
     assert settings.prefer_weights_only_quantization is True
     assert found.layer_settings["head.*"].quantization_settings.skip_quantization
     assert capsys.readouterr().err.splitlines() == [
         f"note: --target ort overrides target_framework in line 2 of {file}.",
-        f"note: --option smoothing=off overrides smoothing in line 12 of {file}.",
+        f"note: --option smooth_quant=off overrides smooth_quant in line 12 of {file}.",
         f"note: --threshold 0.01 overrides quantization_sensitivity_threshold in line 5 of {file}.",
         f"note: --weights-bits 8 overrides weights_num_bits in line 6 of {file}.",
         f"note: --keep-float head.* overrides head.* in line 8 of {file}.",
@@ -76,7 +76,7 @@ def test_resolve_settings_flag_overrides_file_with_note(file, capsys):
 
 def test_resolve_settings_equal_flag_prints_no_note(file, capsys):
     """A flag equal to the file prints no note and keeps the other settings."""
-    flags = Flags("openvino", ["smoothing=on"], quantization(0.005, [8, 4]))
+    flags = Flags("openvino", ["smooth_quant=on"], quantization(0.005, [8, 4]))
     found = resolve_settings(file, flags).settings
     assert found.deployment_settings.preset == "performance"
     assert capsys.readouterr().err == ""
@@ -117,14 +117,15 @@ def test_export_deployment_settings_ignore_other_settings(file, capsys):
     [
         (Flags("toaster"), r"cannot use the target 'toaster': no installed plugin provides it"),
         (
-            Flags(options=["smoothing"]),
-            r"cannot parse --option 'smoothing': it has no value\. Write NAME=VALUE, such as smoothing=off",
+            Flags(options=["smooth_quant"]),
+            r"cannot parse --option 'smooth_quant': it has no value\. Write NAME=VALUE, such as smooth_quant=off",
         ),
         (
             Flags(options=["smooth=on"]),
-            r"unknown option 'smooth' = 'on'\. Did you mean 'smoothing'\? The options are .*",
+            r"unknown option 'smooth' = 'on'\. Did you mean 'smooth_quant'\? The options are .*",
         ),
-        (Flags(options=["smoothing=yes"]), r"option 'smoothing' is 'yes'. Choose one of 'auto', 'on', 'off'"),
+        (Flags(options=["sparing=off"]), r"unknown option 'sparing' = 'off'\. Did you mean 'mixed_precision'\?"),
+        (Flags(options=["smooth_quant=yes"]), r"option 'smooth_quant' is 'yes'. Choose one of 'auto', 'on', 'off'"),
         (
             Flags(quantization=quantization(-1.0)),
             r"quantization_sensitivity_threshold is -1\.0. Give a number from 0",

@@ -119,7 +119,7 @@ def test_quantize_weight_only_int4(tmp_path):
         ),
         (["q.clika", "--input", "1x32", "-o", "m"], "cannot trace q.clika: it is already compiled. Omit --input"),
         (
-            ["q.clika", "--option", "smoothing=off", "-o", "m"],
+            ["q.clika", "--option", "smooth_quant=off", "-o", "m"],
             "cannot apply --option to a saved module: it is already compiled",
         ),
         (["absent.onnx", "--calibrate", "1x32", "-o", "m"], "cannot load absent.onnx: there is no such file."),

@@ -82,8 +82,8 @@ def test_complete_target_broken_plugin_offers_no_name(monkeypatch):
 
 def test_complete_option_fields_and_values():
     """Option fields are completed, and their values if there is a fixed list."""
-    assert complete_option("smo") == ["smoothing="]
-    assert complete_option("smoothing=o") == ["smoothing=on", "smoothing=off"]
+    assert complete_option("smo") == ["smooth_quant="]
+    assert complete_option("smooth_quant=o") == ["smooth_quant=on", "smooth_quant=off"]
     assert complete_option("check_passes=") == ["check_passes=true", "check_passes=false"]
     assert complete_option("observer=") == []
     assert complete_option("nothing=") == []

@@ -46,7 +46,7 @@ CASES = {
 }
 
 
-def compile_chain(layer, behind, x, smoothing="auto", **settings):
+def compile_chain(layer, behind, x, smooth_quant="auto", **settings):
     torch.manual_seed(0)
     module = Chain(layer(), behind) if behind is not None else Chain(layer())
     return clika_compile(
@@ -55,7 +55,7 @@ def compile_chain(layer, behind, x, smoothing="auto", **settings):
         calibration_inputs=[x],
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
         deployment_settings=DeploymentSettings_OpenVINO_ONNX(**settings),
-        smoothing=smoothing,
+        smooth_quant=smooth_quant,
     ).eval()
 
 
@@ -63,7 +63,7 @@ def compile_chain(layer, behind, x, smoothing="auto", **settings):
 def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
     """Layers planned in INT8 run in INT8 and compute the same as the module."""
     layer, behind, x, count = CASES[name]
-    module = compile_chain(layer, behind, x, smoothing="off" if name == "moved" else "auto")  # a quotient is no move
+    module = compile_chain(layer, behind, x, smooth_quant="off" if name == "moved" else "auto")  # a quotient is no move
     found = module.clika_explain()
     assert sum(node.planned == "int8" for node in found.nodes) == count
     assert not found.not_quantized, str(found)

@@ -271,7 +271,7 @@ FURTHER = {
     "INT8 of a Cast": (build_cast_to_int8, "pair", "x_DQ"),
     "float8 by int8": (
         lambda: set_constant(build_perceptron(opset=19), "x_zero", 0, Kind.FLOAT8E4M3FN),
-        "all-inputs int8-beside-float8",
+        "all-inputs int8-with-float8",
         "gemm x_Q",
     ),
     "float8 that becomes infinite": (partial(build_saturating_cast, 0), "saturation", "x_Q"),

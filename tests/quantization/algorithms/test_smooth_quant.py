@@ -177,7 +177,7 @@ def test_smoothing_int4_weights_reduce_error(tmp_path):
         with torch.no_grad():
             return float((module(make_data()[0]) - model(make_data()[0])).square().sum())
 
-    assert output_error() < output_error(smoothing="off") / 2
+    assert output_error() < output_error(smooth_quant="off") / 2
 
 
 def test_smoothing_int4_weights_never_add_nodes():
@@ -226,7 +226,7 @@ def test_equalization_reduces_error_of_depthwise_chain(tmp_path):
             return float((module(IMAGES[0]) - model(IMAGES[0])).square().sum())
 
     assert output_error() < output_error(equalization="off") / 4
-    assert output_error(smoothing="off") == output_error()
+    assert output_error(smooth_quant="off") == output_error()
 
 
 def quantize_activations(model, **options):
@@ -254,7 +254,7 @@ def test_smoothing_reduces_error_exports_and_saves(tmp_path):
     copy = quantize_activations(Outlying())
     copy.load_state_dict(module.state_dict())
     assert torch.equal(copy(make_data()[0]), module(make_data()[0]))
-    assert layer_error(module, model) < layer_error(quantize_activations(model, smoothing="off"), model) / 8
+    assert layer_error(module, model) < layer_error(quantize_activations(model, smooth_quant="off"), model) / 8
 
 
 def test_ranges_file_stores_smoothing(tmp_path):
@@ -273,9 +273,9 @@ def test_ranges_file_other_smoothing_raises(tmp_path):
     """A ranges file with another smoothing raises an error."""
     file = str(tmp_path / "ranges.safetensors")
     quantize_activations(Outlying(), ranges_file=file)
-    message = r"its SmoothQuant factors are for activations \(smoothing='auto', equalization='auto'\), not for off"
+    message = r"its SmoothQuant factors are for activations \(smooth_quant='auto', equalization='auto'\), not for off"
     with pytest.raises(ModelError, match=message):
-        quantize_activations(Outlying(), ranges_file=file, smoothing="off", equalization="off")
+        quantize_activations(Outlying(), ranges_file=file, smooth_quant="off", equalization="off")
 
 
 VALUES = QuantizationSettings(automatic_skip_quantization=False)

@@ -171,11 +171,11 @@ def packed_weights(**options):
 
 def test_weight_only_rounding_and_clipping_switches(monkeypatch):
     """Rounding and clipping are switched as for INT8 layers."""
-    assert all(held.offsets is not None for held in packed_weights(weight_rounding="on"))
-    assert all(held.offsets is None for held in packed_weights(weight_rounding="off"))
+    assert all(held.offsets is not None for held in packed_weights(gptq="on"))
+    assert all(held.offsets is None for held in packed_weights(gptq="off"))
     assert any(held.offsets is not None for held in packed_weights())
     assert all(held.offsets is None for held in packed_weights(algorithm_seconds=1e-9))
-    assert all(held.offsets is not None for held in packed_weights(algorithm_seconds=1e-9, weight_rounding="on"))
+    assert all(held.offsets is not None for held in packed_weights(algorithm_seconds=1e-9, gptq="on"))
     whole, clipped = packed_weights(weight_clipping="off"), packed_weights()
     assert all((a.scales >= b.scales).all() for a, b in zip(whole, clipped, strict=True))
     assert any((a.scales > b.scales).any() for a, b in zip(whole, clipped, strict=True))
@@ -185,7 +185,7 @@ def test_weight_only_rounding_and_clipping_switches(monkeypatch):
 def test_quantize_low_bit_gptq_kept_if_better_or_on(feedback, is_moved):
     """GPTQ is kept only if it helps on other data, or if it is on."""
     rows, seen, other = randn(16, 64), make_correlated_data(512, 64), randn(256, 64, seed=5)
-    held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, ClikaCompileOptions(weight_rounding=feedback))
+    held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, ClikaCompileOptions(gptq=feedback))
     assert (held.offsets is not None) is is_moved
 
 

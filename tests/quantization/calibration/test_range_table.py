@@ -8,6 +8,7 @@ import torch
 from seeded_tensors import randn
 
 from clika_ref.core.errors import ModelError
+from clika_ref.quantization.calibration import range_table
 from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.calibration.statistics import measure_tensor
 
@@ -66,13 +67,21 @@ def test_range_table_load_other_file_raises(tmp_path):
             RangeTable.load(tmp_path / name)
 
 
-def test_range_table_load_newer_version_raises(tmp_path, monkeypatch):
-    """A newer version raises an error with both versions."""
-    monkeypatch.setattr("clika_ref.quantization.calibration.range_table.RANGE_TABLE_VERSION", 5)
-    make_table("x").save(tmp_path / "ranges")
-    monkeypatch.undo()
-    with pytest.raises(
-        ModelError,
-        match=r"version 5 of the range table format, but this clika-ref reads 4. Calibrate again, and save",
-    ):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            1,
+            r"^cannot load .*ranges: it has format {newer}, but this clika-ref reads formats up to {own}\. Update clika-ref\.",
+        ),
+        (-1, "^cannot load .*ranges: it was saved by a development version; compile again$"),
+    ],
+)
+def test_range_table_load_other_version_raises(tmp_path, monkeypatch, change, message):
+    """A newer version raises an error with both versions, an older one that of a development version."""
+    own = range_table.RANGE_TABLE_VERSION
+    with monkeypatch.context() as patched:
+        patched.setattr(range_table, "RANGE_TABLE_VERSION", own + change)
+        make_table("x").save(tmp_path / "ranges")
+    with pytest.raises(ModelError, match=message.format(newer=own + 1, own=own)):
         RangeTable.load(tmp_path / "ranges")

@@ -8,7 +8,7 @@ import re
 import warnings
 from typing import Any
 
-from clika_ref.core.errors import ClikaWarning, ModelError
+from clika_ref.core.errors import ClikaWarning, ModelError, format_install_command
 from clika_ref_visualize.pictures.drawing import PictureDrawing
 from clika_ref_visualize.pictures.style import FONT
 from clika_ref_visualize.pictures.svg import write_svg
@@ -27,7 +27,10 @@ FONT_PROBE_SVG = (
 MIN_READABLE_ZOOM = 0.7
 """Minimum zoom for readable rows: letters are 8 pixels high."""
 
-MISSING_RENDERER_MESSAGE = "cannot write a .png: resvg_py is not installed. Run pip install resvg_py, or write a .svg."
+MISSING_RENDERER_MESSAGE = (
+    "cannot write a .png: resvg_py is not installed. Run "
+    f"{format_install_command('clika-ref-visualize[pictures]')}, or write a .svg."
+)
 
 NO_FONT_MESSAGE = (
     f"cannot write a .png: this machine has none of the fonts {FONT.removesuffix(', monospace')}. Install one of them "

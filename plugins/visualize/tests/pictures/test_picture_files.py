@@ -26,7 +26,7 @@ from clika_ref.core.ir import Graph
 def require_rasterizer():
     """Skip a test without resvg, which CI installs."""
     if os.environ.get("CI") != "true":
-        pytest.importorskip("resvg_py", reason="draws .png: pip install resvg_py")
+        pytest.importorskip("resvg_py", reason="draws .png: pip install plugins/visualize[pictures]")
 
 
 @pytest.mark.parametrize("suffix", [s for s in PICTURE_WRITERS if s != ".png"])
@@ -172,7 +172,11 @@ def test_write_png_too_large_scaled_with_warning(monkeypatch):
 def test_draw_png_without_resvg_raises_with_install_command(tmp_path, monkeypatch):
     """Without resvg_py, the error contains the command to install it."""
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(ModelError, match=r"cannot write a \.png: resvg_py is not installed\. Run pip install resvg_py"):
+    message = (
+        r"cannot write a \.png: resvg_py is not installed\. Run pip install clika-ref-visualize\[pictures\] "
+        r"\(in a clone: pip install plugins/visualize\[pictures\]; .*\), or write a \.svg\.$"
+    )
+    with pytest.raises(ModelError, match=message):
         draw(build_residual_graph(), tmp_path / "model.png")
     assert not [*tmp_path.iterdir()]
 
