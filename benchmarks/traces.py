@@ -26,7 +26,7 @@ CHANNELS, IMAGE_SIZE = 4, 4
 CALLS_PER_BLOCK = 22
 
 
-class _Weights(torch.nn.Module):
+class _TracedWeights(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``: only the signature and the parameters of this module are used."""
         return x
@@ -37,7 +37,7 @@ class TraceWriter:
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
-        self.module = _Weights()
+        self.module = _TracedWeights()
         self.mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         self.specs: list[InputSpec] = []
         self.block = 0

@@ -95,7 +95,7 @@ def test_ranges_file_of_development_version_raises(tmp_path, monkeypatch):
         patched.setattr(range_table, "RANGE_TABLE_VERSION", range_table.RANGE_TABLE_VERSION - 1)
         RangeTable(batches=1).save(file)
     with pytest.raises(
-        ModelError, match="cannot load .*: it was saved by a development version; compile again"
+        ModelError, match=r"cannot load .*: it was saved by a development version; compile again"
     ) as info:
         compile_net(ranges_file=file)
     assert info.value.__notes__ == ["Name another file in ranges_file, or remove this one, to calibrate again."]

@@ -162,7 +162,7 @@ def test_load_registry_missing_module_names_distribution(install):
     )
 
 
-def test_load_registry_missing_distribution_of_ours_states_install_command(install):
+def test_load_registry_missing_own_distribution_names_install(install):
     """A plugin that imports one of our distributions without it is reported with the command to install it."""
     install("needy", "import clika_ref_absent.target\n")
     assert_load_fails(

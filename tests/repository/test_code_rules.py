@@ -215,11 +215,7 @@ CLASS_NAME_FOLDERS = (
     "docs/",
 )
 
-REPEATED_CLASS_NAMES = {
-    "Encoder": "two networks of benchmarks, which the next change of benchmarks/ renames",
-    "Subject": "the networks that two benchmarks compress, which the next change of benchmarks/ renames",
-    "Weights": "a network of benchmarks/traces.py, which the next change of benchmarks/ renames",
-}
+REPEATED_CLASS_NAMES: dict[str, str] = {}
 """Class names that have several meanings, each with the reason."""
 
 
