@@ -12,7 +12,7 @@ import torch
 
 from clika_ref.compiled.lowering import lower
 from clika_ref.core.deferred_constants import DeferredConstant
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.distributed.merging import merge_calibrations
@@ -130,7 +130,8 @@ def run_calibration(
         known = f", {seen:,} of them from an earlier pass" if seen else ""
         of_ranks = f" of {ranks.count} ranks" if ranks.is_distributed else ""
         stage.done(
-            f"{calibration.table.batches:,} batches{of_ranks}{known}, {len(calibration.table.values):,} activations"
+            f"{format_count(calibration.table.batches, 'batch')}{of_ranks}{known}, "
+            f"{format_count(len(calibration.table.values), 'activation')}"
         )
     if max(counts) > min(counts) + 1:
         log.warning(UNEVEN_RANKS_WARNING.format(", ".join(map(str, counts))))

@@ -23,7 +23,7 @@ MIN_SIMILARITY = 0.5
 
 
 def find_similar_names(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
-    """Return known names to suggest for an unknown one: the new name of a renamed option, or those with similar letters.
+    """Return known names to suggest for an unknown one: the new name of a renamed option, or those spelled alike.
 
     Args:
         name: the unknown name.

@@ -251,7 +251,7 @@ def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
         block_size: number of neighbors that share a scale, 0 for a whole row.
         fitted: ``x.T @ x`` of the data to fit, ``float32[inputs, inputs]``.
         judged: the same of the data for evaluation.
-        options: ``weight_clipping`` lets scales clip the largest elements, and ``gptq`` decides the use of error feedback.
+        options: ``weight_clipping`` lets scales clip the largest elements, and ``gptq`` enables error feedback.
     """
     blocks = rows.shape[1] // block_size if block_size else 1
     kind = PackedWeight(bits, block_size, rows.new_empty(0)).quantized_type
