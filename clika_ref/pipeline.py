@@ -24,7 +24,7 @@ from clika_ref.compiled.state import set_quantization
 from clika_ref.compress.calibration_pass import NO_BATCHES_ERROR, prepare_calibration
 from clika_ref.compress.graph_quantization import calibrate_graph, decide_quantization, iter_graph_inputs
 from clika_ref.compress.prune import PRUNING_ON_TRACING_INPUTS
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.registry import Registry, clean_graph, load_registry
 from clika_ref.distributed.decisions import check_same_model, check_same_settings
 from clika_ref.distributed.merging import gather_batches
@@ -56,7 +56,7 @@ CALIBRATION_INPUTS_UNREAD = (
 )
 
 RANGES_LOST = (
-    "The ranges of {:,} batches are lost: calibration was interrupted. Set ClikaCompileOptions(ranges_file=...) "
+    "The ranges of {} are lost: calibration was interrupted. Set ClikaCompileOptions(ranges_file=...) "
     "to keep them, and repeat the call to resume."
 )
 
@@ -327,7 +327,7 @@ def _capture(calls: list[ModelCall], context: _CompileContext) -> CaptureResult:
         for warning in captured.warnings:
             log.warning(warning)
         slow = f"; slowest line: {captured.slow_line}" if captured.slow_line else ""
-        stage.done(f"{len(captured.graph):,} nodes by {captured.tracer}{slow}")
+        stage.done(f"{format_count(len(captured.graph), 'node')} by {captured.tracer}{slow}")
     for symbol in captured.graph.symbols.values():
         log.detail(f"Dynamic: {symbol}")
     for guard in captured.graph.guards:
@@ -347,7 +347,7 @@ def _clean(captured: CaptureResult, context: _CompileContext) -> None:
         example = captured.signature.graph_inputs(captured.calls[0]) if is_checked else None
         before = len(captured.graph)
         context.log.report_removals(clean_graph(captured.graph, context.registry, example))
-        stage.done(f"{before:,} to {len(captured.graph):,} nodes")
+        stage.done(f"{before:,} to {format_count(len(captured.graph), 'node')}")
 
 
 def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _CompileContext) -> None:
@@ -390,7 +390,7 @@ def _quantize(
         stages = calibrate_graph(calibration, batches, *common, model=captured.graph, total=data.count, ranks=ranks)
     except BaseException:  # including an interrupt
         if calibration.table.batches and not context.arguments.clika_compile_options.ranges_file:
-            context.log.show(RANGES_LOST.format(calibration.table.batches))
+            context.log.show(RANGES_LOST.format(format_count(calibration.table.batches, "batch")))
         raise
     return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)
 
@@ -405,7 +405,7 @@ def _wrap(captured: CaptureResult, context: _CompileContext) -> ClikaModule:
                 assert value.data is not None
                 value.data = _copy_tensor(value.data)
         module = ClikaModule(captured.graph, captured.signature, persistent=saved | own, registry=context.registry)
-        stage.done(f"{len(captured.graph.constants):,} weights and constants")
+        stage.done(format_count(len(captured.graph.constants), "tensor of weights and constants"))
     return module
 
 

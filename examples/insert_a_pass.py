@@ -33,7 +33,8 @@ def main(model: nn.Module, data: list[Tensor]) -> None:
         (exact,), (found,) = (stages.interpret(g, data[:1])[0] for g in (graph, quantized))
         own, whole = sqnr(exact, found), sqnr(model(data[0]), found)
         print(
-            f"{name}: {replaced} nodes replaced, {own:.1f} dB against its own float, {whole:.1f} dB against the model"
+            f"{name}: {replaced} of {len(graph)} nodes replaced, {own:.1f} dB against its own float, "
+            f"{whole:.1f} dB against the model"
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clika_ref.capture.dimensions import InputComparison, InputDim
 from clika_ref.capture.origins import format_line, is_user_file
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.types import Origin
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def make_unsupported_error(name: str, calls: Sequence[UnsupportedCall]) -> Model
     """Return the error that lists every unsupported call."""
     shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
     return ModelError(
-        f"{name} makes {len(calls)} unsupported call{'s' * (len(calls) > 1)}:\n{shown}\nDeclare operators for them in "
+        f"{name} makes {format_count(len(calls), 'unsupported call')}:\n{shown}\nDeclare operators for them in "
         "a plugin (see docs/write-an-operator.md), or rewrite those lines."
     )
 

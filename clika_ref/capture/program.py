@@ -20,7 +20,7 @@ from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.capture.symbols import SymbolTable, TracedGuard
 from clika_ref.capture.traced_calls import TracedCalls
 from clika_ref.capture.traced_floats import TracedFloat
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.registry import Registry
@@ -180,8 +180,8 @@ class ProgramImporter:
         names = leaf_names(first.structure.unflatten(first.leaves))
         if len(outputs) != len(names):
             raise MismatchError(
-                f"the model returns {len(names)} values for input 1, but {len(outputs)} for the traced input. Return "
-                "a fixed number of values."
+                f"the model returns {format_count(len(names), 'value')} for input 1, but {len(outputs)} for the traced "
+                "input. Return a fixed number of values."
             )
         described = [self._output(entry, name) for entry, name in zip(outputs, names, strict=True)]
         return Signature(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from clika_ref.core.errors import TargetError
+from clika_ref.core.errors import TargetError, format_count
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
@@ -133,7 +133,7 @@ def check_supported(graph: Graph, target: Target) -> None:
         shown = "\n".join(
             f"  {where}{f', {count:,} nodes' * (count > 1)}: {reason}" for (where, reason), count in alike.items()
         )
-        raise TargetError(f"{target.name} cannot run {len(refused)} nodes of {graph.name}:\n{shown}")
+        raise TargetError(f"{target.name} cannot run {format_count(len(refused), 'node')} of {graph.name}:\n{shown}")
 
 
 def _add_float_hint(reason: str, node: Node, target: Target) -> str:

@@ -17,7 +17,7 @@ from clika_ref.compiled.lowering import target_for
 from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph
 from clika_ref.compress.graph_quantization import begin_calibration, calibrate_graph, iter_graph_inputs
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.ir import Graph
 from clika_ref.distributed.decisions import check_same_model, check_same_settings
 from clika_ref.distributed.ranks import SINGLE_PROCESS, Ranks, open_ranks
@@ -33,12 +33,12 @@ from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 
 CALIBRATION_INTERRUPTED = (
-    "cannot calibrate: calibration was interrupted after {:,} batches. Pass the same calibration_inputs to resume "
+    "cannot calibrate: calibration was interrupted after {}. Pass the same calibration_inputs to resume "
     "after them, or other ones to start again"
 )
 
 SAVED_WITHOUT_INPUTS = (
-    "cannot calibrate: the module was saved with the ranges of {:,} batches, but without inputs. Pass the same "
+    "cannot calibrate: the module was saved with the ranges of {}, but without inputs. Pass the same "
     "calibration_inputs again, which are not run again, or other ones to start again; "
     "clika_save(..., keep_calibration_inputs=True) saves the inputs too"
 )
@@ -48,9 +48,7 @@ NO_CALIBRATION_DATA = (
     "calibration_inputs."
 )
 
-RANGES_OF_TRACING_INPUTS = (
-    "Calibration uses the {:,} tracing inputs, which may differ from real data. Pass calibration_inputs."
-)
+RANGES_OF_TRACING_INPUTS = "Calibration uses the {}, which may differ from real data. Pass calibration_inputs."
 
 
 @dataclass(frozen=True)
@@ -188,9 +186,9 @@ def _tracing_inputs(state: CompiledState, log: CompilationLog) -> list[list[torc
     unfinished = state.unfinished
     if unfinished is not None and unfinished.table.batches:
         text = CALIBRATION_INTERRUPTED if unfinished.reservoir.batches else SAVED_WITHOUT_INPUTS
-        raise ModelError(text.format(unfinished.table.batches))
+        raise ModelError(text.format(format_count(unfinished.table.batches, "batch")))
     if not state.examples:
         raise ModelError(NO_CALIBRATION_DATA)
     if not state.examples_are_data:
-        log.warning(RANGES_OF_TRACING_INPUTS.format(len(state.examples)))
+        log.warning(RANGES_OF_TRACING_INPUTS.format(format_count(len(state.examples), "tracing input")))
     return state.examples

@@ -19,7 +19,7 @@ from clika_ref.capture.signature import Signature
 from clika_ref.compiled.latency import MIN_SLOWDOWN, LayerTimer, measure_ratio_to_float
 from clika_ref.compiled.lowering import check_supported
 from clika_ref.compress.calibration_pass import apply_table_smoothing, prepare_calibration, run_calibration
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
@@ -65,7 +65,7 @@ def use_ranges_file(
     finally:
         if calibration.table.batches:
             calibration.table.save(path)
-            log.detail(f"The ranges of {calibration.table.batches:,} batches are in {path}")
+            log.detail(f"The ranges of {format_count(calibration.table.batches, 'batch')} are in {path}")
 
 
 def _load_ranges(path: Path, calibration: Calibration) -> RangeTable:
@@ -180,13 +180,13 @@ def _drop_slow_parts(
 
 
 RESTART_WARNING = (
-    "The data begins with another batch than the interrupted pass: calibration starts again, without its {:,} "
-    "batches. To resume that pass, give the same data in the same order."
+    "The data begins with another batch than the interrupted pass: calibration starts again, without its {}. "
+    "To resume that pass, give the same data in the same order."
 )
 
 OTHER_FIRST_BATCH_WARNING = (
-    "The data begins with another batch than the ranges in {0}: these ranges stay, and the first {1:,} batches "
-    "are skipped. If it is not the same data in another order, remove the file, or name another one in "
+    "The data begins with another batch than the ranges in {0}: these ranges of {1} stay, and as many "
+    "batches are skipped. If it is not the same data in another order, remove the file, or name another one in "
     "ranges_file."
 )
 
@@ -248,7 +248,7 @@ def calibrate_graph(
         with log.stage("Timing") as stage:
             timer = LayerTimer(request.target, request.scheme, registry.operators)
             stages.slow_layers = timer.find_slow_layers(calibration.graph, calibration.reservoir.batches[0])
-            stage.done(f"{len(stages.slow_layers):,} layers are slower when quantized, and stay in float")
+            stage.done(f"{format_count(len(stages.slow_layers), 'layer')} kept in float: slower when quantized")
     return stages
 
 
@@ -281,14 +281,14 @@ def _check_first_batch(
     first = [*itertools.islice(later, 1)]
     if first and not calibration.is_first_batch(first[0]):
         if ranges_file:
-            log.warning(OTHER_FIRST_BATCH_WARNING.format(ranges_file, calibration.table.batches))
+            log.warning(OTHER_FIRST_BATCH_WARNING.format(ranges_file, format_count(calibration.table.batches, "batch")))
         else:
-            log.warning(RESTART_WARNING.format(calibration.table.batches))
+            log.warning(RESTART_WARNING.format(format_count(calibration.table.batches, "batch")))
             calibration.restart(recalibrate().graph)
     return itertools.chain(first, later)
 
 
-CHANGED_WEIGHTS_WARNING = "The weights have changed since calibration was interrupted: its {:,} batches run again."
+CHANGED_WEIGHTS_WARNING = "The weights have changed since calibration was interrupted: its {} must run again."
 
 
 def begin_calibration(
@@ -314,7 +314,7 @@ def begin_calibration(
         has_data: whether data is given; otherwise the kept batches are used.
     """
     if before is not None and has_data and before.table.batches and before.table.model != fingerprint(graph):
-        log.warning(CHANGED_WEIGHTS_WARNING.format(before.table.batches))
+        log.warning(CHANGED_WEIGHTS_WARNING.format(format_count(before.table.batches, "batch")))
     elif before is not None:
         if before.table.smoothing_purpose == request.smoothing_purpose:
             found = prepare_calibration(graph, request, registry, before)
@@ -323,9 +323,9 @@ def begin_calibration(
         kept, counted = len(before.reservoir.batches), before.table.batches
         if not has_data and kept < counted:
             log.warning(
-                f"The ranges of {counted:,} batches cannot be used again, as their SmoothQuant factors are for "
-                f"{before.table.smoothing_purpose}: the first {kept:,} batches, which are stored, run again. Pass "
-                "calibration_inputs to use all."
+                f"The ranges of {format_count(counted, 'batch')} cannot be used again, as their SmoothQuant factors "
+                f"are for {before.table.smoothing_purpose}: calibration runs again on "
+                f"{format_count(kept, 'stored batch')}. Pass calibration_inputs to use all."
             )
     return prepare_calibration(graph, request, registry)
 

@@ -1,6 +1,8 @@
-"""The error classes, one for each kind of reader, the warning category, and the remedy for a missing plugin."""
+"""The error classes, one for each kind of reader, the warning category, and parts of messages."""
 
 from __future__ import annotations
+
+import re
 
 
 class ClikaError(Exception):
@@ -48,3 +50,22 @@ def format_install_command(distribution: str) -> str:
     name = distribution.removeprefix(DISTRIBUTION_PREFIX)
     folder = name if name == "conformance" else f"plugins/{name}"
     return f"pip install {distribution} (in a clone: pip install {folder}; from wheels: add --find-links FOLDER)"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural if the count is not 1.
+
+    Args:
+        count: the number of items.
+        noun: the singular; words from "before", "of" or "with" on stay as they are.
+
+    >>> format_count(1, "node"), format_count(1018, "unnecessary node"), format_count(2, "batch")
+    ('1 node', '1,018 unnecessary nodes', '2 batches')
+    >>> format_count(3, "node with constant inputs")
+    '3 nodes with constant inputs'
+    """
+    if count == 1:
+        return f"1 {noun}"
+    head, *rest = re.split(r"(?= (?:before|of|with) )", noun, maxsplit=1)
+    ending = "es" if head.endswith(("ch", "s", "sh", "x")) else "s"
+    return f"{count:,} {head}{ending}{''.join(rest)}"

@@ -40,7 +40,7 @@ class Pass(Protocol):
     """The interface of a pass: a frozen dataclass with its options as fields.
 
     ``name`` is a kebab-case verb, and ``after`` names the passes that must run first. ``error`` bounds the change of
-    numbers. ``removes`` is the label of removed nodes in the log ("Dropout layers").
+    numbers. ``removes`` is the label of one removed node in the log, in the singular ("Dropout layer").
     """
 
     name: ClassVar[str]
@@ -63,7 +63,7 @@ class PassReport:
     removed: int
     """The number of nodes removed; negative if nodes were added."""
     removes: str
-    """The label of the removed nodes in the log."""
+    """The label of one removed node in the log."""
     seconds: float
     """The run time."""
     changed: bool

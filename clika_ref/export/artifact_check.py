@@ -9,7 +9,7 @@ import torch
 from clika_ref.compiled.runners import compile_temporarily, load_runner
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.comparison import describe_differences
-from clika_ref.core.errors import ClikaError, DisagreementError
+from clika_ref.core.errors import ClikaError, DisagreementError, format_count
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Target
 from clika_ref.quantization.graph_runs import compute_outputs
@@ -72,7 +72,7 @@ def compare_artifact(
             )
     if not element_count:
         return "not compared: the outputs for these inputs are empty"
-    counted = f"{len(examples)} input{'s' * (len(examples) > 1)}"
+    counted = format_count(len(examples), "input")
     return f"equal to the module within float rounding on {counted} in {target.describe_runtime()}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class ExportConfiguration:
         for index in indices:
             if not -len(outputs) <= index < len(outputs):
                 raise ModelError(
-                    f"keep_outputs_at_idx contains {index}, but the module returns {len(outputs)} tensors. Give "
-                    f"indices below {len(outputs)}."
+                    f"keep_outputs_at_idx contains {index}, but the module returns "
+                    f"{format_count(len(outputs), 'tensor')}. Give indices below {len(outputs)}."
                 )
         if len({index % len(outputs) for index in indices}) < len(indices):
             raise ModelError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from clika_ref.compiled.lowering import target_for
+from clika_ref.core.errors import format_count
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
@@ -36,7 +37,7 @@ def report_dry_run(
     for name, count, answer in rows:
         log.detail(f"Dry run: {name} x {count}, runs in {target.name}: {answer}")
     weights = sum(v.data.nbytes for v in graph.constants.values() if v.data is not None)
-    log.show(f"{len(graph):,} nodes, {format_size(weights)} of weights")
+    log.show(f"{format_count(len(graph), 'node')}, {format_size(weights)} of weights")
     for symbol in graph.symbols.values():
         log.show(f"Dynamic: {symbol}")
     for guard in graph.guards:

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph, Value
@@ -111,8 +111,8 @@ def _label_symbols(value: Value, axes: Mapping[int, str]) -> dict[str, str]:
         rank = value.type.rank
         if not -rank <= axis < rank:
             raise ModelError(
-                f"dynamic_axes contains axis {axis} of {value.name!r}, which has {rank} dims. Give an axis below "
-                f"{rank}."
+                f"dynamic_axes contains axis {axis} of {value.name!r}, which has {format_count(rank, 'dim')}. "
+                f"Give an axis below {rank}."
             )
         dim = value.type.shape[axis]
         if isinstance(dim, int):

@@ -11,7 +11,7 @@ import torch
 
 from clika_ref.compiled.lowering import check_supported, lower_for, quantize_for_target, target_for
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
@@ -86,7 +86,7 @@ def export(
     )
     with log.stage("Fusing") as stage:
         graph, examples = _fuse(request, registry, target, log)
-        stage.done(f"{len(graph):,} nodes")
+        stage.done(format_count(len(graph), "node"))
     check_supported(graph, target)
     observed = translate_sizes(request.seen, names)
     with stage_file(path) as staged:

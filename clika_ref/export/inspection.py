@@ -17,7 +17,7 @@ from clika_ref.compiled.quantization_state import target_of
 from clika_ref.compiled.state import CompiledModule, bind_graph, learned_quantization
 from clika_ref.compiled.weights import weights_of
 from clika_ref.compress.quantize import plan_for, warn_of_changed_weights
-from clika_ref.core.errors import ModelError, format_install_command
+from clika_ref.core.errors import ModelError, format_count, format_install_command
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.export.configuration import current_configuration
@@ -108,7 +108,11 @@ def render_notebook_html(module: CompiledModule) -> str:
     graph = facts.graph
     weights = weights_of(module, module.clika_state.graph).values()  # without learned scales
     parameters = sum(weight.numel() for weight in weights if isinstance(weight, torch.nn.Parameter))
-    counts = ", ".join(part for part in (f"{len(graph):,} nodes", f"{parameters:,} parameters", facts.subtitle) if part)
+    counts = ", ".join(
+        part
+        for part in (format_count(len(graph), "node"), format_count(parameters, "parameter"), facts.subtitle)
+        if part
+    )
     parts = [f"<p><b>{escape(graph.name)}</b>: {escape(counts)}</p>"]
     if not registry.visualizers:
         parts.append(f"<p>To draw it, run {format_install_command(VISUALIZER_DISTRIBUTION)}.</p>")

@@ -10,7 +10,7 @@ import torch
 
 from clika_ref.compiled.runners import compile_temporarily, load_runner
 from clika_ref.core.comparison import describe_differences
-from clika_ref.core.errors import ClikaError
+from clika_ref.core.errors import ClikaError, format_count
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
@@ -124,4 +124,4 @@ def _problem(expected: torch.Tensor, found: torch.Tensor) -> str:
     moved, furthest = int((steps > 0).sum()), int(steps.max()) if steps.numel() else 0
     if furthest <= 1 and moved <= max(1, MAX_SHIFTED_SHARE * steps.numel()):
         return ""
-    return f"{moved:,} of {steps.numel():,} quantized elements differ, by at most {furthest} steps"
+    return f"{moved:,} of {steps.numel():,} quantized elements differ, by at most {format_count(furthest, 'step')}"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from clika_ref.core.comparison import describe_difference
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error, sum_squares
 from clika_ref.quantization.decision import ratio_in_decibels
 from clika_ref.reporting.tables import render_text_table
@@ -137,8 +137,8 @@ def measure_agreement(
 def _pair_outputs(reference: Sequence[Tensor], found: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     if len(reference) != len(found):
         raise ModelError(
-            f"cannot compare the models: the first returns {len(reference)} tensors, the second {len(found)}. "
-            "Compare models with the same outputs."
+            f"cannot compare the models: the first returns {format_count(len(reference), 'tensor')}, the second "
+            f"{len(found)}. Compare models with the same outputs."
         )
     for number, (w, f) in enumerate(zip(reference, found, strict=True)):
         if w.shape != f.shape:

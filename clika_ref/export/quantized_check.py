@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clika_ref.compiled.runners import load_runner
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import DisagreementError
+from clika_ref.core.errors import DisagreementError, format_count
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Target
 from clika_ref.export.input_rounding import find_rounding_layers, run_with_rounded_inputs
@@ -85,12 +85,13 @@ def compare_quantized(
     problem = next(filter(None, problems), "")
     if problem:
         raise DisagreementError(
-            f"cannot verify the artifact: {target.describe_runtime()} reaches {problem}, over {samples} samples. "
+            f"cannot verify the artifact: {target.describe_runtime()} reaches {problem}, over "
+            f"{format_count(samples, 'sample')}. "
             f"{describe_first_broken_layer(target, graph, examples[0])}. The file was not moved into place. "
             "Compile with compare_after_export=False to inspect it."
         )
     report = (
-        f"{total.artifact_db:.1f} dB over {samples} samples in {target.describe_runtime()}, simulated "
+        f"{total.artifact_db:.1f} dB over {format_count(samples, 'sample')} in {target.describe_runtime()}, simulated "
         f"{total.graph_db:.1f} dB"
     )
     unrounded = f", {ratio_in_decibels(total.signal, sum(total.exact)):.1f} dB without rounding of layer inputs"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.lora.adapters import (
@@ -52,8 +52,8 @@ def attach_adapters(
         before = adapters_of(graph)
         if before:
             raise ModelError(
-                f"{graph.name} already has adapters of {len(before)} weights, the first of {before[0].weight.name!r}. "
-                "Merge them with clika_merge_lora() before you attach others."
+                f"{graph.name} already has adapters of {format_count(len(before), 'weight')}, the first of "
+                f"{before[0].weight.name!r}. Merge them with clika_merge_lora() before you attach others."
             )
         chosen = select_layers(graph, settings)
         if settings.merging == "on":

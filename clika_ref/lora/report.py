@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from clika_ref.core.errors import format_count
 from clika_ref.core.ir import Graph
 from clika_ref.lora.adapters import Adapter, adapters_of
 from clika_ref.reporting.tables import HasTables, Table
@@ -70,7 +71,7 @@ class AdapterReport(HasTables):
     def in_one_line(self) -> str:
         """Return the number of adapters, and their share of the module's parameters."""
         share = f"{self.parameters / max(self.elements, 1):.1%} of the {self.elements:,} other parameters"
-        return f"{len(self.layers):,} adapters, {self.parameters:,} parameters, {share}"
+        return f"{format_count(len(self.layers), 'adapter')}, {format_count(self.parameters, 'parameter')}, {share}"
 
 
 def report_adapters(graph: Graph) -> AdapterReport:

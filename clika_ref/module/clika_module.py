@@ -19,7 +19,7 @@ from clika_ref.compress.calibrate import CalibrationArguments
 from clika_ref.compress.prune import PruningArguments, prune
 from clika_ref.compress.quantize import quantize, quantize_to_goal, require_decisions
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import ClikaError
+from clika_ref.core.errors import ClikaError, format_count
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.export.explanation import Explanation
@@ -149,7 +149,7 @@ class ClikaModule(CompiledModule):
         if self.clika_state.is_empty:
             return "empty"
         graph = self.clika_state.graph
-        return f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
+        return f"{graph.name}: {format_count(len(graph), 'node')}, {format_count(len(graph.constants), 'constant')}"
 
     # Copy, and load
 

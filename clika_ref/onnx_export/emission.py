@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
 
-from clika_ref.core.errors import ClikaError, PluginError, TargetError
+from clika_ref.core.errors import ClikaError, PluginError, TargetError, format_count
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import Symbol, SymbolSource, is_symbolic, make_symbol
 from clika_ref.core.types import TensorType
@@ -87,7 +87,8 @@ def check_lowerable(graph: Graph) -> None:
     if missing:
         shown = "\n".join(f"  {node.op.name} in {node.origin}" for node in missing)
         raise TargetError(
-            f"cannot export {len(missing)} nodes to ONNX:\n{shown}\nDeclare their lowering with @<operator>.onnx."
+            f"cannot export {format_count(len(missing), 'node')} to ONNX:\n{shown}\n"
+            "Declare their lowering with @<operator>.onnx."
         )
 
 
@@ -180,8 +181,8 @@ class _Emission:
         results = result if isinstance(result, tuple) else (result,)
         odd = [result for result in results if not isinstance(result, ir.Value)]
         if odd or len(results) != len(node.outputs):
-            expected = f"{len(node.outputs)} results of `op` for {node!r}"
-            found = f"{odd[0]!r}" if odd else f"{len(results)} values"
+            expected = f"{format_count(len(node.outputs), 'result')} of `op` for {node!r}"
+            found = f"{odd[0]!r}" if odd else format_count(len(results), "value")
             raise PluginError(f"the ONNX lowering of {node.op.name} returned {found}. It must return {expected}.")
         return results
 

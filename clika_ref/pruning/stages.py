@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
@@ -31,7 +31,7 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.pruning import STRUCTURED, LayerPruningSettings, PruningSettings
 
 FEW_SAMPLES_WARNING = (
-    "Pruning estimates sensitivity on only {:,} samples, and may remove channels that other inputs need. Give "
+    "Pruning estimates sensitivity on only {}, and may remove channels that other inputs need. Give "
     "calibration_inputs with at least {:,}."
 )
 
@@ -98,7 +98,7 @@ def prune_graph(
             )
         batches = PruningBatches.of(graph, inputs)
         if batches.samples < MIN_PRUNING_SAMPLES:
-            log.warning(FEW_SAMPLES_WARNING.format(batches.samples, MIN_PRUNING_SAMPLES))
+            log.warning(FEW_SAMPLES_WARNING.format(format_count(batches.samples, "sample"), MIN_PRUNING_SAMPLES))
         work = _PruningState(graph, chosen, layers, batches, operators, read_sizes(graph, inputs[0]))
         before, bytes_before = [_measure_layer(node, work) for node in layers], bytes_of(graph)
         results = _remove_channels(work)

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.passes import PassReport
 from clika_ref.reporting.console import format_duration, is_quiet, progress_console
 from clika_ref.reporting.tables import Table
@@ -157,10 +157,10 @@ class CompilationLog:
         sums: Counter[str] = Counter()
         for report in reports:
             if report.removed > 0:
-                self.detail(f"Removed {report.removed} {report.removes} ({report.name})")
+                self.detail(f"Removed {format_count(report.removed, report.removes)} ({report.name})")
                 sums[report.removes] += report.removed
         if sums:
-            text = format_stage_line("Removed", ", ".join(f"{count:,} {removed}" for removed, count in sums.items()))
+            text = format_stage_line("Removed", ", ".join(format_count(count, label) for label, count in sums.items()))
             _forward_to_logging(logging.INFO, text)
             self._print(text)
 

@@ -21,5 +21,6 @@ def suffix_error(path: Path, name: str, targets: Mapping[str, Target], choose: s
     if not accepted or not suffix or suffix in accepted:
         return None
     others = [other for other, target in targets.items() if suffix in target.suffixes]
-    hint = f". For {path.suffix}, use {choose} {others[0]}" if others else ""
-    return f"files of {name} end in {' or '.join(accepted)}{hint}"
+    shown = " or ".join(accepted)
+    hint = f"For {path.suffix}, use {choose} {others[0]}." if others else f"Use {shown}."
+    return f"files of {name} end in {shown}. {hint}"

@@ -21,7 +21,7 @@ class Step:
     after: tuple[str, ...] = ()
     phase: Phase = Phase.CLEAN
     error: object = EXACT
-    removes: str = "nodes"
+    removes: str = "node"
 
     def __call__(self, graph, operators, /):
         self.work(graph, operators)
@@ -154,8 +154,8 @@ def test_pipeline_report_counts_removed_nodes(graph, operator_table):
     graph.returns(y)
     graph("neg", y)
 
-    (report, *_) = make_pipeline(operator_table, Step("sweep", erase_unused_nodes, removes="unread nodes")).run(graph)
-    assert (report.removed, report.removes) == (1, "unread nodes")
+    (report, *_) = make_pipeline(operator_table, Step("sweep", erase_unused_nodes, removes="unread node")).run(graph)
+    assert (report.removed, report.removes) == (1, "unread node")
 
 
 def test_pipeline_oscillating_passes_raise(chain, operator_table):

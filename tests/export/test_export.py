@@ -288,10 +288,14 @@ def test_clika_export_unwritable_path_rejected(module, tmp_path):
         (
             "m.xml",
             None,
-            "files of onnxruntime end in .onnx. For .xml, use deployment_settings of openv",
+            r"files of onnxruntime end in \.onnx\. For \.xml, use deployment_settings of openvino\.$",
         ),
-        ("m.engine", DeploymentSettings_TensorRT_ONNX(), "files of tensorrt end in .onnx$"),
-        ("m.bin", DeploymentSettings_OpenVINO_ONNX(), "files of openvino end in .onnx or .xml$"),
+        ("m.engine", DeploymentSettings_TensorRT_ONNX(), r"files of tensorrt end in \.onnx\. Use \.onnx\.$"),
+        (
+            "m.bin",
+            DeploymentSettings_OpenVINO_ONNX(),
+            r"files of openvino end in \.onnx or \.xml\. Use \.onnx or \.xml\.$",
+        ),
     ],
 )
 def test_clika_export_wrong_suffix_rejected_before_work(name, deployment, message, module, tmp_path):

@@ -73,7 +73,7 @@ def test_measure_agreement_inf_and_empty_outputs_agree():
 
 def test_measure_agreement_incomparable_outputs_raise():
     """Other output counts, other shapes and missing inputs raise errors."""
-    with pytest.raises(ModelError, match=r"the first returns 1 tensors, the second 2. Compare models with the same"):
+    with pytest.raises(ModelError, match=r"the first returns 1 tensor, the second 2. Compare models with the same"):
         measure_agreement(make_model_returning(X), make_model_returning(X, X), [None])
     with pytest.raises(ModelError, match=r"output 0 has the shape \[2, 3\] in the first, and \[2\] in the second"):
         measure_agreement(make_model_returning(X), make_model_returning(X[:, 0]), [None])

@@ -95,7 +95,7 @@ def test_compare_targets_unsupported_node_in_row():
     )
     here, other = module.clika_compare_targets(HERE, deployment_settings_named("onnx-reference")).rows
     assert not here.unsupported_reason
-    assert "onnx-reference cannot run 1 nodes of Sequential:" in other.unsupported_reason
+    assert "onnx-reference cannot run 1 node of Sequential:" in other.unsupported_reason
     assert "draws random numbers" in other.unsupported_reason
 
 
@@ -103,7 +103,7 @@ def test_compare_targets_error_of_all_targets_raises():
     """An error of the request itself or an unknown target raises."""
     module = compile_weight_only(8)
     with (
-        pytest.raises(ModelError, match="keep_outputs_at_idx contains 3, but the module returns 1 tensors"),
+        pytest.raises(ModelError, match="keep_outputs_at_idx contains 3, but the module returns 1 tensor"),
         export_configuration(keep_outputs_at_idx=[3]),
     ):
         module.clika_compare_targets(HERE, TENSORRT)

@@ -290,7 +290,7 @@ def test_format_stage_line_aligns_columns():
 
 def test_compilation_log_removals_per_pass_in_file(tmp_path, capsys):
     """The file has one line for each run of a pass; the console has one line in total."""
-    nodes, dropout = "unnecessary nodes", "Dropout layers"
+    nodes, dropout = "unnecessary node", "Dropout layer"
     reports = [
         PassReport("remove-dead-nodes", 1072, nodes, 0.1, changed=True),
         PassReport("remove-dropout", 37, dropout, 0.1, changed=True),
@@ -302,9 +302,9 @@ def test_compilation_log_removals_per_pass_in_file(tmp_path, capsys):
         log.report_removals(reports)
         log.report_removals(reports[3:])
     assert read_texts(log) == [
-        "Removed 1072 unnecessary nodes (remove-dead-nodes)",
+        "Removed 1,072 unnecessary nodes (remove-dead-nodes)",
         "Removed 37 Dropout layers (remove-dropout)",
-        "Removed 1 unnecessary nodes (remove-dead-nodes)",
+        "Removed 1 unnecessary node (remove-dead-nodes)",
     ]
     _, *removed = capsys.readouterr().err.splitlines()
     assert removed == ["Removed               1,073 unnecessary nodes, 37 Dropout layers"]

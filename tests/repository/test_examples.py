@@ -155,8 +155,8 @@ def test_insert_a_pass_example_replaces_node_in_forty_lines(example, capsys):
     with torch.no_grad():
         inserting.main(model, [torch.randn(4, 3, 8, 8) for _ in range(3)])
     before, behind = capsys.readouterr().out.splitlines()
-    assert before.startswith("as it is: 0 nodes replaced")
-    assert behind.startswith("with Hardswish: 1 nodes replaced")
+    assert before.startswith("as it is: 0 of ")
+    assert behind.startswith("with Hardswish: 1 of ")
     own, whole = (float(x) for x in re.findall(r"(-?[\d.]+) dB", behind))
     assert own > whole, "integers are nearer to the float graph that they were made of, which is no longer the model"
     source = (EXAMPLES / "insert_a_pass.py").read_text(encoding="utf-8")

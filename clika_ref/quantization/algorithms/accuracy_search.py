@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.quantization.decision import Quantization
 from clika_ref.reporting.tables import HasTables, Table
 from clika_ref.settings.quantization import QuantizationSettings
@@ -145,7 +145,7 @@ class AccuracySearch(HasTables):
         named = f", of which {last.scope or last.name} is the most sensitive" if last else ""
         fall = f"the score drops by {smallest.drop:g}, more than max_drop={self.max_drop:g}"
         advice = ". Allow more, or train the model further" if self.best is None else ""
-        return f"with {smallest.layers} quantized layers{named}, {fall}{advice}"
+        return f"with {format_count(smallest.layers, 'quantized layer')}{named}, {fall}{advice}"
 
     @property
     def table(self) -> Table[ScoredQuantization]:
@@ -160,9 +160,9 @@ class AccuracySearch(HasTables):
         """Return the result and the reason not to quantize more, in one line."""
         best, outcome = self.best, "the model stays in float"
         if best is not None:
-            outcome = f"{best.layers} quantized layers, the score drops by {best.drop:g}"
+            outcome = f"{format_count(best.layers, 'quantized layer')}, the score drops by {best.drop:g}"
         why = f"; {self.reason}" if self.reason else ""
-        return f"{outcome}, after {len(self.candidates) + 1} evaluations{why}"
+        return f"{outcome}, after {format_count(len(self.candidates) + 1, 'evaluation')}{why}"
 
 
 def _check_finite(score: object) -> float:

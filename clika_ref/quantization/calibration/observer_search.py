@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from clika_ref.core.errors import format_count
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
 from clika_ref.quantization.algorithms.sensitivity import Sensitivities
 from clika_ref.quantization.calibration.observers import OBSERVERS
@@ -55,7 +56,7 @@ class ObserverSearchResult:
         """The observers in use, as text: ``mean-min-max, mse for 2 tensors``."""
         counts = Counter(self.own.values())
         return ", ".join(
-            (self.observer, *(f"{name} for {count} tensor{'s' * (count > 1)}" for name, count in counts.items()))
+            (self.observer, *(f"{name} for {format_count(count, 'tensor')}" for name, count in counts.items()))
         )
 
     def observers_of(self, plan: Plan) -> dict[str, str]:

@@ -28,7 +28,7 @@ class Broken:
     phase: Phase = Phase.CLEAN
     error: ErrorClass = EXACT
     after: ClassVar[tuple[str, ...]] = ()
-    removes: ClassVar[str] = "nodes"
+    removes: ClassVar[str] = "node"
 
     def __call__(self, graph: Graph, operators: Operators, /) -> None:
         """Apply the faulty change."""

@@ -41,4 +41,4 @@ class AddmmToLinear(RulePass):
     phase = Phase.FUSE
     after = ("fold-constants",)
     error = DOT
-    removes = "addmm nodes"
+    removes = "addmm node"

@@ -20,7 +20,7 @@ class CleanupPass(Pass):
     phase = Phase.CLEAN
     after = ()
     error = EXACT
-    removes = "unnecessary nodes"
+    removes = "unnecessary node"
 
 
 class RulePass(CleanupPass):

@@ -108,4 +108,4 @@ class FoldBatchNorm(RulePass):
     phase = Phase.FUSE
     after = ("remove-identities", "remove-detach")
     error = DOT
-    removes = "BatchNorm layers"
+    removes = "BatchNorm layer"

@@ -64,7 +64,7 @@ class FoldConstants(CleanupPass):
     name = "fold-constants"
     phase = Phase.FUSE
     after = ("fold-batch-norm", "fold-literals", "push-transposes")
-    removes = "nodes with constant inputs"
+    removes = "node with constant inputs"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold all constants except state."""

@@ -31,7 +31,7 @@ class MergeEqualConstants(CleanupPass):
     name = "merge-equal-constants"
     phase = Phase.FUSE
     after = ("fold-batch-norm", "fold-constants")
-    removes = "repeated constants"
+    removes = "repeated constant"
     for_any_weights: ClassVar[bool] = False
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:

@@ -54,7 +54,7 @@ class PushTransposes(CleanupPass):
     phase = Phase.FUSE
     after = ("merge-chains", "fold-batch-norm", "merge-common-subexpressions")
     error = COMPOSE
-    removes = "transposes"
+    removes = "transpose"
     motifs: ClassVar[tuple[Callable[[Builder], Value | tuple[Value, ...]], ...]] = (
         regions.entries_of_two_orders,
         regions.entry_from_within,

@@ -30,4 +30,4 @@ class RemoveDetach(RulePass):
     name = "remove-detach"
     rules = (remove_detach, remove_overwritten)
     phase = Phase.FUSE
-    removes = "detach nodes"
+    removes = "detach node"

@@ -22,4 +22,4 @@ class RemoveDropout(RulePass):
 
     name = "remove-dropout"
     rules = (remove_dropout,)
-    removes = "Dropout layers"
+    removes = "Dropout layer"

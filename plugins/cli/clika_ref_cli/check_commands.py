@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from clika_ref.core.errors import format_count
 from clika_ref_cli import options
 from clika_ref_cli.exit_status import Debug, MisuseError, Status, report_errors
 from clika_ref_cli.output import (
@@ -50,7 +51,7 @@ def check(
             seed_all(seed)
             checking = import_lazily("checking")
         violations = checking.find_violations(model, target, inputs or ())
-    count = "1 violation" if len(violations) == 1 else f"{len(violations)} violations"
+    count = format_count(len(violations), "violation")
     summary = f"{model}: {count if violations else 'no violations'} of rules of {target}"
     data = [{"rule": v.rule, "node": v.node, "message": v.message} for v in violations]
     print_result("\n".join([*map(str, violations), summary]), data, as_json=as_json)

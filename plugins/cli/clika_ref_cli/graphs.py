@@ -10,6 +10,7 @@ import onnx
 
 import clika_ref
 from clika_ref.compiled.lowering import target_for
+from clika_ref.core.errors import format_count
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.registry import load_registry
 from clika_ref.export.dry_run import count_operators
@@ -29,7 +30,7 @@ def describe_module(module: clika_ref.ClikaModule) -> tuple[str, dict[str, Any]]
     constants = [value.data for value in graph.constants.values()]
     weights = sum(data.nbytes for data in constants if data is not None)
     target = module.clika_state.target
-    last = f"{len(graph):,} nodes, {format_size(weights)} of weights"
+    last = f"{format_count(len(graph), 'node')}, {format_size(weights)} of weights"
     if target is not None:
         last += f", quantized for {target}: see `clika-ref explain`"
     data = {
@@ -114,7 +115,7 @@ def _render_text(data: Mapping[str, Any], model: Any) -> str:
             f"graph {data['name']}({', '.join(map(_format_tensor, data['inputs']))}), opsets {versions}",
             render_text_table(("node", "operator", "inputs", "outputs", "module"), rows),
             f"return {', '.join(map(_format_tensor, data['outputs']))}",
-            f"{len(rows):,} nodes, {format_size(data['weights_bytes'])} of weights",
+            f"{format_count(len(rows), 'node')}, {format_size(data['weights_bytes'])} of weights",
         ]
     )
 

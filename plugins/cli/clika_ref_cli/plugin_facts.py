@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from clika_ref.core import hooks
-from clika_ref.core.errors import PluginError
+from clika_ref.core.errors import PluginError, format_count
 from clika_ref.core.operators import Operator, format_schema
 from clika_ref.core.registry import PLUGINS_VARIABLE, Plugin, Registry, build_registry, load_registry
 from clika_ref.core.traits import QuantizationTrait
 from clika_ref_cli.exit_status import MisuseError
 
-PLUGIN_ITEM_KINDS = ("operators", "passes", "targets", "visualizers")
+PLUGIN_ITEM_KINDS = {"operators": "operator", "passes": "pass", "targets": "target", "visualizers": "visualizer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,7 @@ def list_names(plugin: Plugin, kind: str) -> list[str]:
 def count_items(plugin: Plugin) -> str:
     """Return the number of items that a plugin adds: ``218 operators, 1 target``."""
     counts = {kind: len(getattr(plugin, kind)) for kind in PLUGIN_ITEM_KINDS}
-    singular = {"operators": "operator", "passes": "pass", "targets": "target", "visualizers": "visualizer"}
-    return ", ".join(f"{n} {kind if n > 1 else singular[kind]}" for kind, n in counts.items() if n) or "nothing"
+    return ", ".join(format_count(n, PLUGIN_ITEM_KINDS[kind]) for kind, n in counts.items() if n) or "nothing"
 
 
 def find_operator(registry: Registry, text: str) -> Operator:

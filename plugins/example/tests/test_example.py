@@ -132,6 +132,6 @@ def test_interpreter_target_random_numbers_raise(tmp_path):
     """The target rejects random numbers."""
     module = clika_ref.clika_compile(lambda x: x + torch.rand_like(x), tracing_inputs=[torch.ones(2)])
     module.clika_state.configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
-    with pytest.raises(TargetError, match=r"interpreter cannot run 1 nodes .*\n.*: rand draws random numbers"):
+    with pytest.raises(TargetError, match=r"interpreter cannot run 1 node .*\n.*: rand draws random numbers"):
         module.clika_export(tmp_path / "model.safetensors")
     assert not (tmp_path / "model.safetensors").exists()

@@ -135,7 +135,7 @@ def test_dry_run_reports_unsupported_nodes_of_export(tmp_path, capsys):
     captured = capsys.readouterr()
     assert "it computes Conv in float64" in " ".join((captured.out + captured.err).split())
     with pytest.raises(
-        TargetError, match=r"onnxruntime cannot run 1 nodes .*\n  conv2d in .*: it computes Conv in float64"
+        TargetError, match=r"onnxruntime cannot run 1 node .*\n  conv2d in .*: it computes Conv in float64"
     ):
         clika_compile(model, tracing_inputs=inputs).clika_export(tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
+from clika_ref.core.errors import format_count
 from clika_ref_tensorrt.axes import REMOVED_AXIS, find_kept_axes, track_axis
 from clika_ref_tensorrt.onnx_file import ORDER_KEEPING_OPERATORS, OnnxFile
 from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC_QUANTIZERS, QUANTIZE, TYPES
@@ -67,7 +68,8 @@ def _shape_fault(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: S
         return ""
     axis = file.axis(node, len(data))
     if axis not in range(len(data)):
-        return f"its axis {file.attribute(node, 'axis', 1)} does not exist in a tensor with {len(data)} dims"
+        dims = format_count(len(data), "dim")
+        return f"its axis {file.attribute(node, 'axis', 1)} does not exist in a tensor with {dims}"
     sizes = [(-(-size // block) if block and at == axis and size else size) for at, size in enumerate(data)]
     expected = sizes if block else [sizes[axis]]
     if len(expected) != len(scale) or any(size not in (None, own) for size, own in zip(expected, scale, strict=True)):

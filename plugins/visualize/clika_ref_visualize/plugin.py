@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from clika_ref.core.errors import format_count
 from clika_ref.core.hooks import hookimpl
 from clika_ref.core.visualizers import Visualizer
 from clika_ref.export.visualization import PictureFacts, ReportFacts
@@ -62,7 +63,7 @@ class HtmlVisualizer(Visualizer):
         contents = build_contents(facts, step)
         page = render_report(contents)
         file.write(page)
-        return f"{len(contents.nodes):,} nodes, {format_size(len(page))}"
+        return f"{format_count(len(contents.nodes), 'node')}, {format_size(len(page))}"
 
 
 @hookimpl

@@ -58,7 +58,7 @@ def test_accuracy_search_no_layer_within_drop_reports_gap():
     search = AccuracySearch(max_drop=0.0).run(make_decision, lambda found: -float(count(found)))
     assert search.best is None
     assert search.reason == (
-        "with 1 quantized layers, of which block.0 is the most sensitive, the score drops by 1, more than max_drop=0. "
+        "with 1 quantized layer, of which block.0 is the most sensitive, the score drops by 1, more than max_drop=0. "
         "Allow more, or train the model further"
     )
 

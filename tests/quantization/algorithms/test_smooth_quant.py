@@ -306,7 +306,7 @@ def test_clika_initialize_algorithms_recomputes_smoothed_ranges(tmp_path, first,
     assert module.clika_state.calibration.table.batches == 3
     del module.clika_state.calibration.reservoir.batches[1:]
     module.clika_initialize_algorithms(first)
-    assert "the first 1 batches, which are stored, run again" in "".join(
+    assert "calibration runs again on 1 stored batch. Pass" in "".join(
         log.read_text() for log in tmp_path.glob("*.log")
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from clika_ref.core.errors import format_count
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.export.explanation import Explanation
 from clika_ref.quantization.qdq.insertion import Plan
@@ -52,7 +53,7 @@ def build_drawing(
     for box, value in _make_output_boxes(graph):
         boxes.append((box, ()))
         edges += _make_edges(box.key, [value], keys)
-    count = f"{len(nodes):,} nodes" if len(nodes) != 1 else "1 node"
+    count = format_count(len(nodes), "node")
     root = group_boxes(boxes, graph.name)
     return PictureDrawing(graph.name, ", ".join(part for part in (count, subtitle) if part), root, edges)
 

@@ -67,7 +67,7 @@ function positionMembers(group) {
       const { folded, title, nodes } = member.group;
       member.element.classList.toggle("folded", Boolean(folded));
       member.element.querySelector(":scope > .ground").setAttribute("height", member.height);
-      member.element.querySelector(":scope > .title text").textContent = folded ? `+ ${title}  ${nodes} nodes` : `\u2212 ${title}`;
+      member.element.querySelector(":scope > .title text").textContent = folded ? `+ ${title}  ${nodes} node${nodes === 1 ? "" : "s"}` : `\u2212 ${title}`;
       member.element.querySelector(":scope > .title").setAttribute("aria-expanded", String(!folded));
       if (!folded) positionMembers(member.group);
     }
