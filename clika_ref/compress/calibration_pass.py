@@ -12,7 +12,7 @@ import torch
 
 from clika_ref.compiled.lowering import lower
 from clika_ref.core.deferred_constants import DeferredConstant
-from clika_ref.core.errors import ModelError, format_count
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.distributed.merging import merge_calibrations

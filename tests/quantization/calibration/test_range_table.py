@@ -72,7 +72,7 @@ def test_range_table_load_other_file_raises(tmp_path):
     [
         (
             1,
-            r"^cannot load .*ranges: it has format {newer}, but this clika-ref reads formats up to {own}\.",
+            r"^cannot load .*ranges: it has format {newer}, but .* reads formats up to {own}\. Update clika-ref\.$",
         ),
         (-1, "^cannot load .*ranges: it was saved by a development version; compile again$"),
     ],
