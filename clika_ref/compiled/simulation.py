@@ -6,7 +6,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 
@@ -51,7 +50,8 @@ class Simulation:
 
     A call detects changes by versions and addresses of tensors, which is cheap. A write into ``.data`` changes neither;
     it is only detected if elements are compared on request. Tensors that a call writes to, such as a cache, belong to
-    the module, and cause no rebuild. Replicas of a module in several threads may share a simulation.
+    the module, and cause no rebuild. Weights that the quantized graph uses in float are referred to weakly. Replicas of
+    a module in several threads may share a simulation.
     """
 
     def __init__(self, quantized: QuantizationState, registry: Registry) -> None:
@@ -119,11 +119,47 @@ class Simulation:
         reject_nonfinite_weights(graph)
         with torch.no_grad():
             clone = quantize_for_target(graph, plan, self._target, self._registry)
-            for value in clone.constants.values():
-                value.data = value.data  # computed once, not at each call
-        holder = SimpleNamespace(**{f"constant_{i}": v.data for i, v in enumerate(clone.constants.values())})
+        weak, computed = _compute_constants(clone, graph)
         run = compile_with_fx(clone)
-        return lambda *inputs: run(holder, *inputs)
+        return lambda *inputs: run(_Constants(weak, computed), *inputs)
+
+
+class _Constants:
+    """The constants of a quantized graph as seen by generated code, as attributes ``constant_<i>``."""
+
+    def __init__(self, weak: Mapping[str, weakref.ref[torch.Tensor]], computed: Mapping[str, torch.Tensor]) -> None:
+        for name, weight in weak.items():
+            setattr(self, name, weight())
+        for name, constant in computed.items():
+            setattr(self, name, constant)
+
+
+@torch.no_grad()
+def _compute_constants(
+    clone: Graph, graph: Graph
+) -> tuple[dict[str, weakref.ref[torch.Tensor]], dict[str, torch.Tensor]]:
+    """Compute the constants of a clone once, not at each call.
+
+    Args:
+        clone: the quantized form of ``graph``.
+        graph: bound to the weights of a module.
+
+    Returns:
+        Weak references to weights that are constants of both, and all other constants, none in memory of a weight.
+    """
+    weights = [value.data for value in graph.constants.values() if value.data is not None]
+    own, memory = {id(t) for t in weights}, {t.untyped_storage().data_ptr() for t in weights if t.numel()}
+    weak: dict[str, weakref.ref[torch.Tensor]] = {}
+    computed: dict[str, torch.Tensor] = {}
+    for index, value in enumerate(clone.constants.values()):
+        data = value.data
+        assert data is not None
+        if id(data) in own:
+            weak[f"constant_{index}"] = weakref.ref(data)
+        else:  # a view of a weight would keep the whole weight
+            is_view = data.untyped_storage().data_ptr() in memory
+            computed[f"constant_{index}"] = data.clone() if is_view else data
+    return weak, computed
 
 
 def _require_current(built: _BuiltSimulation | None) -> _BuiltSimulation:
