@@ -25,6 +25,10 @@ FLOAT_EXPORT_WARNING = (
     "dynamo=True, or with clika_export."
 )
 
+NOT_PREPARED = (
+    "cannot compile the quantized module with torch.compile: its current weights were not quantized before. Call "
+    ".eval() first."
+)
 
 NO_VERSION = -1
 """Version of a tensor that may be written to, or has no version counter."""
@@ -68,19 +72,22 @@ class Simulation:
 
         Args:
             graph: that of the module.
-            read_tensors: returns ``weights`` and ``logs`` as for `prepare`; tracers, which must not see them, do
-                without.
+            read_tensors: returns ``weights`` and ``logs`` as for `prepare`. It is not called in a trace of
+                ``torch.compile``, which does not see versions: call `prepare` outside of it first.
             inputs: one tensor for each input of the graph.
 
         Raises:
-            ModelError: ``torch.export`` exports the module, which hides the weights, and they have changed since.
+            ModelError: ``torch.export`` exports the module, which hides the weights, and they have changed since; or
+                ``torch.compile`` traces it, and nothing was prepared.
         """
         built = self._built
         if torch.compiler.is_exporting():
             built = _require_current(built)
-        elif built is None or not torch.compiler.is_compiling():  # tracers see no versions; weights stay the same
+        elif not torch.compiler.is_compiling():
             _warn_float_export(graph)
             built = self.prepare(graph, *read_tensors())
+        elif built is None:
+            raise ModelError(NOT_PREPARED)
         return built.run(*inputs)
 
     def prepare(
@@ -110,8 +117,10 @@ class Simulation:
         if built is not None and mark == built.mark and all(torch.equal(built.logs[n], log) for n, log in logs.items()):
             return built
         copies = {name: log.detach().clone() for name, log in logs.items()}
-        self._built = _BuiltSimulation(self._build(bound, logs), found, mark, copies)
-        return self._built
+        self._built = None  # if the weights cannot be quantized, tracers must not use the former ones
+        built = _BuiltSimulation(self._build(bound, logs), found, mark, copies)
+        self._built = built
+        return built
 
     def _build(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
         # The scales first: a diverged scale makes weights diverge at the next step.

@@ -30,7 +30,7 @@ from clika_ref.compiled.weights import (
     tensors_by_name,
     weights_of,
 )
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.lora.adapters import adapters_of
@@ -347,10 +347,24 @@ def require_simulation(state: CompiledState) -> Simulation:
     return state.simulation
 
 
-def update_simulation(module: CompiledModule) -> None:
-    """Quantize the current weights again, if they have changed."""
+def update_simulation(module: CompiledModule, *, compare_elements: bool = True) -> None:
+    """Quantize the current weights again, if they have changed; `Simulation.prepare` has ``compare_elements``."""
     state = module.clika_state
-    require_simulation(state).prepare(state.graph, *read_tensors(module), compare_elements=True)
+    require_simulation(state).prepare(state.graph, *read_tensors(module), compare_elements=compare_elements)
+
+
+@torch.compiler.assume_constant_result  # runs outside of the traced graph, at each trace
+def update_simulation_for_tracer(module: CompiledModule) -> str | None:
+    """Quantize the current weights again, if they have changed, before ``torch.compile`` traces the simulation.
+
+    Return the message of an error for the traced code to raise: an error raised here would be internal to the tracer.
+    """
+    try:
+        with torch.inference_mode(mode=False), outside_autocast():
+            update_simulation(module, compare_elements=False)
+    except ClikaError as error:
+        return str(error)
+    return None
 
 
 def require_training_executor(module: CompiledModule) -> TrainingExecutor:
