@@ -6,7 +6,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 
@@ -26,6 +25,10 @@ FLOAT_EXPORT_WARNING = (
     "dynamo=True, or with clika_export."
 )
 
+NOT_PREPARED = (
+    "cannot compile the quantized module with torch.compile: its current weights were not quantized before. Call "
+    ".eval() first."
+)
 
 NO_VERSION = -1
 """Version of a tensor that may be written to, or has no version counter."""
@@ -51,7 +54,8 @@ class Simulation:
 
     A call detects changes by versions and addresses of tensors, which is cheap. A write into ``.data`` changes neither;
     it is only detected if elements are compared on request. Tensors that a call writes to, such as a cache, belong to
-    the module, and cause no rebuild. Replicas of a module in several threads may share a simulation.
+    the module, and cause no rebuild. Weights that the quantized graph uses in float are referred to weakly. Replicas of
+    a module in several threads may share a simulation.
     """
 
     def __init__(self, quantized: QuantizationState, registry: Registry) -> None:
@@ -68,19 +72,22 @@ class Simulation:
 
         Args:
             graph: that of the module.
-            read_tensors: returns ``weights`` and ``logs`` as for `prepare`; tracers, which must not see them, do
-                without.
+            read_tensors: returns ``weights`` and ``logs`` as for `prepare`. It is not called in a trace of
+                ``torch.compile``, which does not see versions: call `prepare` outside of it first.
             inputs: one tensor for each input of the graph.
 
         Raises:
-            ModelError: ``torch.export`` exports the module, which hides the weights, and they have changed since.
+            ModelError: ``torch.export`` exports the module, which hides the weights, and they have changed since; or
+                ``torch.compile`` traces it, and nothing was prepared.
         """
         built = self._built
         if torch.compiler.is_exporting():
             built = _require_current(built)
-        elif built is None or not torch.compiler.is_compiling():  # tracers see no versions; weights stay the same
+        elif not torch.compiler.is_compiling():
             _warn_float_export(graph)
             built = self.prepare(graph, *read_tensors())
+        elif built is None:
+            raise ModelError(NOT_PREPARED)
         return built.run(*inputs)
 
     def prepare(
@@ -110,8 +117,10 @@ class Simulation:
         if built is not None and mark == built.mark and all(torch.equal(built.logs[n], log) for n, log in logs.items()):
             return built
         copies = {name: log.detach().clone() for name, log in logs.items()}
-        self._built = _BuiltSimulation(self._build(bound, logs), found, mark, copies)
-        return self._built
+        self._built = None  # if the weights cannot be quantized, tracers must not use the former ones
+        built = _BuiltSimulation(self._build(bound, logs), found, mark, copies)
+        self._built = built
+        return built
 
     def _build(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
         # The scales first: a diverged scale makes weights diverge at the next step.
@@ -119,11 +128,47 @@ class Simulation:
         reject_nonfinite_weights(graph)
         with torch.no_grad():
             clone = quantize_for_target(graph, plan, self._target, self._registry)
-            for value in clone.constants.values():
-                value.data = value.data  # computed once, not at each call
-        holder = SimpleNamespace(**{f"constant_{i}": v.data for i, v in enumerate(clone.constants.values())})
+        weak, computed = _compute_constants(clone, graph)
         run = compile_with_fx(clone)
-        return lambda *inputs: run(holder, *inputs)
+        return lambda *inputs: run(_Constants(weak, computed), *inputs)
+
+
+class _Constants:
+    """The constants of a quantized graph as seen by generated code, as attributes ``constant_<i>``."""
+
+    def __init__(self, weak: Mapping[str, weakref.ref[torch.Tensor]], computed: Mapping[str, torch.Tensor]) -> None:
+        for name, weight in weak.items():
+            setattr(self, name, weight())
+        for name, constant in computed.items():
+            setattr(self, name, constant)
+
+
+@torch.no_grad()
+def _compute_constants(
+    clone: Graph, graph: Graph
+) -> tuple[dict[str, weakref.ref[torch.Tensor]], dict[str, torch.Tensor]]:
+    """Compute the constants of a clone once, not at each call.
+
+    Args:
+        clone: the quantized form of ``graph``.
+        graph: bound to the weights of a module.
+
+    Returns:
+        Weak references to weights that are constants of both, and all other constants, none in memory of a weight.
+    """
+    weights = [value.data for value in graph.constants.values() if value.data is not None]
+    own, memory = {id(t) for t in weights}, {t.untyped_storage().data_ptr() for t in weights if t.numel()}
+    weak: dict[str, weakref.ref[torch.Tensor]] = {}
+    computed: dict[str, torch.Tensor] = {}
+    for index, value in enumerate(clone.constants.values()):
+        data = value.data
+        assert data is not None
+        if id(data) in own:
+            weak[f"constant_{index}"] = weakref.ref(data)
+        else:  # a view of a weight would keep the whole weight
+            is_view = data.untyped_storage().data_ptr() in memory
+            computed[f"constant_{index}"] = data.clone() if is_view else data
+    return weak, computed
 
 
 def _require_current(built: _BuiltSimulation | None) -> _BuiltSimulation:

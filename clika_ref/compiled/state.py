@@ -21,6 +21,7 @@ from clika_ref.compiled.simulation import Simulation
 from clika_ref.compiled.training_execution import TrainingExecutor
 from clika_ref.compiled.weights import (
     clone_with_weights,
+    clone_without_weights,
     device_of_weights,
     non_persistent_buffers,
     parameters_under,
@@ -29,7 +30,7 @@ from clika_ref.compiled.weights import (
     tensors_by_name,
     weights_of,
 )
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.lora.adapters import adapters_of
@@ -57,8 +58,9 @@ EMPTY_MODULE = "this ClikaModule is empty. Compile a model, or load a state_dict
 class CompiledState:
     """All of a compiled module except its weights.
 
-    It holds neither the module nor its tensors: the constants of its graph have types only. ``DataParallel`` copies the
-    ``__dict__`` of a module, so that all replicas share one state, and each computes with its own weights.
+    It holds neither the module nor its tensors: the constants of its graph, and of the graphs of its calibrations, have
+    types only. ``DataParallel`` copies the ``__dict__`` of a module, so that all replicas share one state, and each
+    computes with its own weights.
     """
 
     registry: Registry = field(default_factory=load_registry)
@@ -90,9 +92,9 @@ class CompiledState:
     request: QuantizationRequest | None = None
     """The request that the plan was decided from."""
     calibration: Calibration | None = None
-    """The last complete calibration."""
+    """The last complete calibration; the constants of its graph have types only."""
     unfinished: Calibration | None = None
-    """A calibration that was interrupted."""
+    """A calibration that was interrupted, likewise; it has weights only while it runs."""
     unread: LazyDataset | None = None
     """Calibration inputs that were given but not read yet."""
 
@@ -117,9 +119,7 @@ class CompiledState:
 
     def replace_graph(self, graph: Graph) -> None:
         """Replace the graph by one with the same inputs and outputs."""
-        self._graph = graph.clone()
-        for value in self._graph.constants.values():
-            value.data = None
+        self._graph = clone_without_weights(graph)
         self.float_executor, self.accepted_shapes = None, set()
         numbers = {s.source.name for s in graph.symbols.values() if s.source.dim is None}
         self.number_inputs = [value.name in numbers for value in graph.inputs]
@@ -191,6 +191,11 @@ class CompiledState:
         """
         self.deployment, self.options, self.logs_dir, self.distributed = deployment, options, logs_dir, distributed
 
+    def drop_calibration_weights(self) -> None:
+        """Keep the calibrations without weights: the next use of one lowers the graph of the module again."""
+        self.calibration = self.calibration and _drop_weights(self.calibration)
+        self.unfinished = self.unfinished and _drop_weights(self.unfinished)
+
     def record_log(self, log: CompilationLog) -> None:
         """Keep the timings of a log, and each of its warnings once."""
         self.timings.update(log.timings)
@@ -242,6 +247,12 @@ class CompiledState:
         find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
         graph = graph_from_json(document[ModuleKey.GRAPH], find, weights)
         return graph, signature_from_json(document[ModuleKey.SIGNATURE])
+
+
+def _drop_weights(calibration: Calibration) -> Calibration:
+    """Return a copy of a calibration without the weights in its graph and adapters."""
+    graph = clone_without_weights(calibration.graph)
+    return replace(calibration.of(graph, calibration.model), detached_adapters=())
 
 
 class CompiledModule(nn.Module):
@@ -300,6 +311,7 @@ def set_quantization(
     """
     state = module.clika_state
     state.quantized, state.calibration, state.request = quantized, calibration, request
+    state.drop_calibration_weights()
     state.simulation = state.training_executor = None
     build_float_executor(module)
     set_parameters(module, LOG_SCALE_SCOPES, initial_log_scales(quantized.plan) if quantized is not None else {})
@@ -338,10 +350,24 @@ def require_simulation(state: CompiledState) -> Simulation:
     return state.simulation
 
 
-def update_simulation(module: CompiledModule) -> None:
-    """Quantize the current weights again, if they have changed."""
+def update_simulation(module: CompiledModule, *, compare_elements: bool = True) -> None:
+    """Quantize the current weights again, if they have changed; `Simulation.prepare` has ``compare_elements``."""
     state = module.clika_state
-    require_simulation(state).prepare(state.graph, *read_tensors(module), compare_elements=True)
+    require_simulation(state).prepare(state.graph, *read_tensors(module), compare_elements=compare_elements)
+
+
+@torch.compiler.assume_constant_result  # runs outside of the traced graph, at each trace
+def update_simulation_for_tracer(module: CompiledModule) -> str | None:
+    """Quantize the current weights again, if they have changed, before ``torch.compile`` traces the simulation.
+
+    Return the message of an error for the traced code to raise: an error raised here would be internal to the tracer.
+    """
+    try:
+        with torch.inference_mode(mode=False), outside_autocast():
+            update_simulation(module, compare_elements=False)
+    except ClikaError as error:
+        return str(error)
+    return None
 
 
 def require_training_executor(module: CompiledModule) -> TrainingExecutor:

@@ -202,3 +202,11 @@ def clone_with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Gra
     for name, value in clone.constants.items():
         value.data = weights[name]
     return clone
+
+
+def clone_without_weights(graph: Graph) -> Graph:
+    """Return a clone of a graph with constants that have types and no tensors."""
+    clone = graph.clone()
+    for value in clone.constants.values():
+        value.data = None
+    return clone

@@ -116,6 +116,7 @@ def calibrate(module: CompiledModule, given: CalibrationArguments) -> Iterator[C
         _check_same_request(graph, request, deployment, ranks, has_data=data is not None)
         pipeline = _run_calibration(module, graph, data, request, log, ranks=ranks)
         state.calibration = pipeline.calibration
+        state.drop_calibration_weights()
         yield CalibratedRun(graph, pipeline, deployment, request, log, ranks)
         state.record_log(log)
 
@@ -154,7 +155,10 @@ def _run_calibration(
         total = len(batches)
     reading = SINGLE_PROCESS if data is None and known else ranks  # existing ranges are those of all ranks
     options = {"total": total, "are_given": data is not None, "ranks": reading}
-    pipeline = calibrate_graph(calibration, batches, request, state.registry, log, model=graph, **options)
+    try:
+        pipeline = calibrate_graph(calibration, batches, request, state.registry, log, model=graph, **options)
+    finally:  # an interrupt keeps the calibration, to resume it
+        state.drop_calibration_weights()
     if data is None and known is not None:
         calibration.sizes = known.sizes  # includes batches that were not kept
     return pipeline

@@ -192,26 +192,23 @@ def _restore(module: CompiledModule, document: Mapping[str, Any], tensors: Mappi
             log.copy_(tensors.get(name, log))
     state.options = settings_from_json(ClikaCompileOptions, document[ModuleKey.OPTIONS])
     state.deployment = document[ModuleKey.DEPLOYMENT] and deployment_from_json(document[ModuleKey.DEPLOYMENT])
-    graph = bind_graph(module)
-    mark = fingerprint(graph)
+    mark = fingerprint(bind_graph(module))
     if state.quantized is not None and state.quantized.model == SAVED_WEIGHTS_FINGERPRINT:
         state.quantized = replace(state.quantized, model=mark)
     ranges = strip_prefix(tensors, TensorPrefix.RANGES)
-    _restore_calibration(state, document[ModuleKey.CALIBRATION], ranges, graph, mark)
+    _restore_calibration(state, document[ModuleKey.CALIBRATION], ranges, mark)
     _restore_request(state, document[ModuleKey.REQUEST])
     nn.Module.train(module, document[ModuleKey.TRAINING])  # the training executor is built on the first call
 
 
-def _restore_calibration(
-    state: CompiledState, saved: Any, tensors: Mapping[str, torch.Tensor], graph: Graph, mark: str
-) -> None:
+def _restore_calibration(state: CompiledState, saved: Any, tensors: Mapping[str, torch.Tensor], mark: str) -> None:
     """Restore calibration ranges.
 
     Without saved inputs they stay pending until the same data is given, which is not run again.
     """
     if saved is None:
         return
-    known, found = {SAVED_WEIGHTS_FINGERPRINT: mark}, calibration_from_json(saved, tensors, graph)
+    known, found = {SAVED_WEIGHTS_FINGERPRINT: mark}, calibration_from_json(saved, tensors, state.graph)
     found.table.model = known.get(found.table.model, found.table.model)
     found.model = known.get(found.model, found.model)
     if saved[CalibrationKey.INPUTS] is not None and saved[CalibrationKey.IS_COMPLETE]:

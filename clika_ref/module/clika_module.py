@@ -29,7 +29,7 @@ from clika_ref.export.target_comparison import TargetComparison, compare_targets
 from clika_ref.lora.adapter_state import adapter_config, adapter_state, load_adapter_state
 from clika_ref.lora.report import AdapterReport
 from clika_ref.module.checkpoint import deserialize, load, save, serialize
-from clika_ref.module.fsdp import broadcast_buffers, gather, is_sharded, release_whole_weights
+from clika_ref.module.fsdp import broadcast_buffers, gather, is_sharded
 from clika_ref.module.running import (
     OWN_FORWARD,
     ClassCallableMethod,
@@ -118,7 +118,7 @@ class ClikaModule(CompiledModule):
             super().train(before)
             raise
         if mode and is_sharded(self):
-            release_whole_weights(state)
+            state.simulation = None  # it holds constants computed from the whole weights
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from clika_ref.compiled.state import CompiledModule, CompiledState
+from clika_ref.compiled.state import CompiledModule
 from clika_ref.compiled.weights import PARTS_SHARDED
 from clika_ref.core.errors import ModelError
 
@@ -72,13 +72,6 @@ def unshard_weights(module: nn.Module) -> Iterator[None]:
 def gather_full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a full copy of a tensor; if it is sharded, all ranks call it and it is gathered."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()
-
-
-def release_whole_weights(state: CompiledState) -> None:
-    """Release what was computed from the whole weights, which would stay in memory; it is computed again before use."""
-    state.simulation = None
-    for value in state.calibration.graph.constants.values() if state.calibration else ():
-        value.data = None
 
 
 AnyModule = TypeVar("AnyModule", bound=CompiledModule)

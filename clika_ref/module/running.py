@@ -20,6 +20,7 @@ from clika_ref.compiled.state import (
     require_simulation,
     require_training_executor,
     update_simulation,
+    update_simulation_for_tracer,
 )
 from clika_ref.core.errors import ClikaWarning, ModelError
 from clika_ref.core.execution import read_sizes
@@ -86,13 +87,21 @@ def _warn_of_autocast(name: str, compiled_in: str) -> None:
 
 
 def _compute_outputs(module: CompiledModule, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Run the graph; a quantized module uses fake quantization in train mode, and the simulation in eval mode."""
+    """Run the graph; a quantized module uses fake quantization in train mode, and the simulation in eval mode.
+
+    Raises:
+        ModelError: ``torch.compile`` traces the call, and the current weights cannot be quantized.
+    """
     state = module.clika_state
     if state.quantized is None:
         assert state.float_executor is not None
         return state.float_executor(module, inputs, has_live_norms=state.options.batch_norm == "live")
     if module.training:
         return require_training_executor(module)(module, inputs)
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        problem = update_simulation_for_tracer(module)
+        if problem is not None:
+            raise ModelError(problem)
     return require_simulation(state)(state.graph, lambda: read_tensors(module), inputs)
 
 

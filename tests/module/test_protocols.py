@@ -1,10 +1,8 @@
 """The protocols of ``nn.Module`` and of the tools around it, for a module in float, quantized, and in training."""
 
 import copy
-import gc
 import io
 import pickle
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -22,7 +20,8 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.compiled.state import CompiledModule, CompiledState
+from clika_ref.compiled.state import CompiledModule, CompiledState, require_simulation
+from clika_ref.core.errors import ModelError
 
 FORMS = ["float", "quantized", "training", "adapted"]
 
@@ -172,46 +171,75 @@ def test_torch_compile_computes_equally(form, x):
     assert torch.allclose(compiled(x), module(x), atol=1e-6)
 
 
-def find_tensors(item, seen):
-    """Yield the tensors that an object refers to, through containers and objects of this package."""
-    if id(item) in seen:
-        return
-    seen.add(id(item))
-    if isinstance(item, torch.Tensor):
-        yield item
-    elif isinstance(item, dict):
-        for value in item.values():
-            yield from find_tensors(value, seen)
-    elif isinstance(item, list | tuple | set):
-        for value in item:
-            yield from find_tensors(value, seen)
-    elif type(item).__module__.startswith("clika_ref."):
-        for name in {*getattr(item, "__slots__", ()), *getattr(item, "__dict__", ())}:
-            yield from find_tensors(getattr(item, name, None), seen)
+def change_by_loading(module):
+    changed = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    changed["head.weight"] *= 1.5
+    module.load_state_dict(changed)
 
 
-def test_state_holds_neither_module_nor_weights(x):
-    """A state refers to no weight of its module, and does not keep the module alive."""
-    module = compile_form("float")
-    module(x)
-    state = module.clika_state
-    own = {id(t) for t in (*module.parameters(), *module.buffers())}
-    found = [t for t in find_tensors(state, set()) if id(t) in own]
-    assert found == []
-    assert [v for v in vars(state).values() if isinstance(v, nn.Module)] == []
-    assert all(value.data is None for value in state.graph.constants.values())
+@torch.no_grad()
+def change_in_place(module):
+    module.get_parameter("head.weight").mul_(1.5)
 
 
-def test_released_module_frees_its_weights(x):
-    """Nothing but the module keeps its weights alive, once it has run quantized."""
+def change_by_assignment(module):
+    parameter = module.get_parameter("head.weight")
+    module.head.weight = nn.Parameter(1.5 * parameter.detach())
+
+
+@pytest.mark.parametrize("change", [change_by_loading, change_in_place, change_by_assignment])
+def test_torch_compile_quantizes_changed_weights(change, x):
+    """``torch.compile`` traces a quantized module with its current weights, without a call or ``.eval()`` between."""
+    torch._dynamo.reset()
+    module = compile_form("quantized").eval()
+    before = module(x)
+    change(module)
+    found = torch.compile(module, backend="eager", fullgraph=True)(x)
+    assert not torch.allclose(found, before, atol=1e-3)
+    assert torch.allclose(found, copy.deepcopy(module)(x), atol=1e-6)
+
+
+def test_torch_compile_traces_copy_that_was_not_called(x):
+    """A copy has no quantized weights before its first call, which may be that of ``torch.compile``."""
+    torch._dynamo.reset()
     module = compile_form("quantized")
-    module(x)
-    weight = weakref.ref(module.get_parameter("head.weight"))
-    state = module.clika_state
-    state.calibration = None  # its graph shares the weights
-    del module
-    gc.collect()
-    assert weight() is None
+    twin = copy.deepcopy(module)
+    found = torch.compile(twin, backend="eager", fullgraph=True)(x)
+    assert torch.allclose(found, module(x), atol=1e-6)
+
+
+def test_torch_compile_compiled_module_follows_eval(x):
+    """A compiled module is traced again after ``.eval()`` has quantized changed weights."""
+    torch._dynamo.reset()
+    module = compile_form("quantized")
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    before = compiled(x)
+    change_in_place(module)
+    assert torch.equal(compiled(x), before)  # a traced graph does not see writes
+    module.eval()
+    assert torch.allclose(compiled(x), module(x), atol=1e-6)
+    assert not torch.allclose(compiled(x), before, atol=1e-3)
+
+
+@torch.no_grad()
+def test_torch_compile_nan_weight_raises(x):
+    """Weights that cannot be quantized are named under ``torch.compile`` too."""
+    module = compile_form("quantized")
+    module.get_parameter("head.weight").fill_(torch.nan)
+    torch._dynamo.reset()
+    with pytest.raises(ModelError, match=r"cannot quantize the weights: NaN in 'head\.weight'\. Fix"):
+        torch.compile(module, backend="eager")(x)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"cannot quantize the weights: NaN in 'head\.weight'"):
+        torch.compile(module, backend="eager", fullgraph=True)(x)
+
+
+def test_torch_compile_without_quantized_weights_raises(x, monkeypatch):
+    """A trace that reaches a simulation without quantized weights asks for ``.eval()``, and reads no weight."""
+    state = copy.deepcopy(compile_form("quantized")).clika_state
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with pytest.raises(ModelError, match=r"cannot compile the quantized module .* Call \.eval\(\) first\."):
+        require_simulation(state)(state.graph, lambda: pytest.fail("the weights were read"), [x])
 
 
 def test_gather_keeps_registry():
