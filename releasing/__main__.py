@@ -1,4 +1,4 @@
-"""The command line: build every distribution and try it where nothing is installed."""
+"""The command line: build every distribution and try it in an empty environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOWEST_VERSION_TESTS = (
     *("plugins/example/tests/test_example.py", "plugins/example/tests/test_reference.py"),
     *("tests/onnx_export", "tests/export"),
 )
-"""Tests of all that touches onnx, onnxruntime and openvino."""
+"""Tests of the code that uses onnx, onnxruntime and openvino."""
 
 
 @app.command()
@@ -78,7 +78,7 @@ def build_all() -> None:
 
 def install_distributions(environment: Fresh, versions: dict[str, str]) -> None:
     """Install the built distributions and their requirements at given versions."""
-    # torch first and alone, as in the Makefile: otherwise pip may fetch another one, with all of CUDA.
+    # torch first and alone, as in the Makefile: otherwise pip may download another build, with all of CUDA.
     environment.install("torch", f"torch=={versions['torch']}")
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "constraints.txt"
