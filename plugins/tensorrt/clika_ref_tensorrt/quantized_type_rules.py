@@ -65,7 +65,7 @@ def _(file: OnnxFile) -> Violations:
             yield node, f"needs opset {needed} for its types, axis or blocks, but the file has {file.opset}"
 
 
-@rule("int8-beside-float8")
+@rule("int8-with-float8")
 def _(file: OnnxFile) -> Violations:
     if file.enclosing is not None:
         return  # the check of the outermost graph covers this one
