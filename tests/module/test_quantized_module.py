@@ -91,8 +91,8 @@ def test_clika_export_int8_weights_match_module(module, tmp_path):
 def test_clika_export_artifact_worse_than_graph_raises(module, tmp_path, monkeypatch):
     """An artifact that is worse than its graph raises an error, and no file is kept."""
     monkeypatch.setattr(quantized_check, "MARGIN_DB", -0.5)
-    said = r"reaches [\d.]+ dB, but its simulation [\d.]+ dB, over 16 samples.* Each layer is correct alone"
-    with pytest.raises(TargetError, match=said):
+    message = r"reaches [\d.]+ dB, but its simulation [\d.]+ dB, over 16 samples.* Each layer is correct alone"
+    with pytest.raises(TargetError, match=message):
         module.clika_export(tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
 
@@ -113,8 +113,10 @@ def test_clika_export_names_first_wrong_layer(tmp_path):
     twin = compile_net()
     registry = load_registry()
     twin.clika_state.registry = replace(registry, targets={**registry.targets, "onnxruntime": Faulty()})
-    said = r"first layer that differs alone is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ quantized elements differ"
-    with pytest.raises(TargetError, match=said):
+    message = (
+        r"first layer that differs alone is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ quantized elements differ"
+    )
+    with pytest.raises(TargetError, match=message):
         twin.clika_export(tmp_path / "net.onnx")
 
 
@@ -144,7 +146,7 @@ def test_eval_and_export_see_weights_written_to_data(module, tmp_path, renews):
     x, twin = make_batches(1)[0], copy.deepcopy(module).eval()
     before = twin(x)
     twin.get_parameter("head.weight").data.mul_(0.5)
-    assert torch.equal(twin(x), before), "or a call sees it too, and ARCHITECTURE.md says otherwise"
+    assert torch.equal(twin(x), before), "a call reads the changed weight: correct ARCHITECTURE.md"
     twin.eval() if renews == "eval" else twin.clika_export(tmp_path / "net.onnx")
     assert sqnr_in_decibels(before - build_net().head.bias, 2 * (twin(x) - build_net().head.bias)) > 25
 
@@ -152,8 +154,8 @@ def test_eval_and_export_see_weights_written_to_data(module, tmp_path, renews):
 def test_torch_onnx_export_runs_in_int8(module, tmp_path):
     """`torch.onnx.export` gives an INT8 model that matches the module."""
     x, twin = make_batches(1, seed=5)[0], copy.deepcopy(module).eval()
-    sides = ({0: torch.export.Dim.DYNAMIC},)
-    program = torch.onnx.export(twin, (x,), dynamo=True, verbose=False, dynamic_shapes=sides)
+    dynamic_shapes = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.onnx.export(twin, (x,), dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes)
     program.save(tmp_path / "net.onnx")
     weights = [i.data_type for i in onnx.load(tmp_path / "net.onnx").graph.initializer if len(i.dims) > 1]
     assert weights == [onnx.TensorProto.INT8] * 3
@@ -171,14 +173,14 @@ def test_torch_export_changed_weights_require_eval(module):
     x, twin = make_batches(1)[0], copy.deepcopy(module).eval()
     with torch.no_grad():
         twin.get_parameter("head.weight").mul_(0.5)
-    said = r"its weights changed since they were quantized.* Call \.eval\(\) again before the export"
-    with pytest.raises(ModelError, match=said):
+    message = r"its weights changed since they were quantized.* Call \.eval\(\) again before the export"
+    with pytest.raises(ModelError, match=message):
         torch.export.export(twin, (x,), strict=False)
     torch.export.export(twin.eval(), (x,), strict=False)
     before = twin(x)
     twin.get_parameter("head.weight").data.mul_(0.5)
     found = torch.export.export(twin, (x,), strict=False).module()(x)
-    assert torch.equal(found, before), "or it sees what is written to .data, and README.md says otherwise"
+    assert torch.equal(found, before), "the export reads a write to .data: correct README.md"
     renewed = torch.export.export(twin.eval(), (x,), strict=False).module()(x)
     assert not torch.equal(renewed, before)
 
@@ -251,7 +253,7 @@ def test_clika_initialize_algorithms_on_float_module():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"layer_quantization_settings": {"bdoy": LayerQuantizationSettings()}}, "Near matches: 'body'"),
         (
@@ -268,7 +270,7 @@ def test_clika_initialize_algorithms_on_float_module():
         ),
     ],
 )
-def test_layer_settings_invalid_key_raises_before_data(arguments, said):
+def test_layer_settings_invalid_key_raises_before_data(arguments, message):
     """Invalid keys and bit widths raise an error before data is read."""
 
     def read_once():
@@ -278,15 +280,15 @@ def test_layer_settings_invalid_key_raises_before_data(arguments, said):
 
     read = []
     module = clika_compile(build_net(), tracing_inputs=make_batches(1), calibration_inputs=read_once())
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         module.clika_initialize_algorithms(**arguments)
     assert not read
     settings = {"settings": arguments.get("quantization_settings"), **arguments}
     settings.pop("quantization_settings", None)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         compile_net(**settings, data=read_once(), tracing_inputs=make_batches(1))
     assert len(read) <= STREAM_EXAMPLE_COUNT, "no more than to trace with"
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         compile_net(**settings, data=read_once())
     assert len(read) <= 2 * STREAM_EXAMPLE_COUNT
     module.clika_initialize_algorithms()
@@ -475,7 +477,7 @@ def test_calibration_smaller_last_batch_dropped_with_warning(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ([], "has no elements"),
         (iter([]), "has no elements"),
@@ -487,10 +489,10 @@ def test_calibration_smaller_last_batch_dropped_with_warning(tmp_path):
         ([*make_batches(2), INFINITE], r"batch 3: the input 'x' contains infinity"),
     ],
 )
-def test_calibration_bad_data_names_batch(data, said):
+def test_calibration_bad_data_names_batch(data, message):
     """Bad data raises an error that names the batch."""
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         clika_compile(build_net(), calibration_inputs=data, **settings)
 
 
@@ -504,7 +506,7 @@ def test_is_model_pretrained_false_warns(tmp_path, is_trained):
 
 @pytest.mark.parametrize("only_weights", [True, False])
 @pytest.mark.parametrize(
-    ("name", "number", "said"),
+    ("name", "number", "message"),
     [
         ("head.weight", float("nan"), r"cannot quantize the weights: NaN in 'head.weight'. Fix these weights first."),
         ("stem.1.running_var", float("nan"), r"NaN in 'stem.1.running_var'"),
@@ -513,7 +515,7 @@ def test_is_model_pretrained_false_warns(tmp_path, is_trained):
         ("stem.1.weight", float("inf"), r"infinity in 'stem.1.weight'. Fix"),
     ],
 )
-def test_quantize_nan_or_inf_weights_named(name, number, said, only_weights):
+def test_quantize_nan_or_inf_weights_named(name, number, message, only_weights):
     """Weights with NaN or inf are named in the error."""
 
     def set_weight(module):
@@ -522,14 +524,14 @@ def test_quantize_nan_or_inf_weights_named(name, number, said, only_weights):
         return module
 
     settings = QuantizationSettings(prefer_weights_only_quantization=only_weights)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         clika_compile(
             set_weight(build_net()),
             calibration_inputs=make_batches(),
             quantization_settings=settings,
             deployment_settings=HERE,
         )
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         set_weight(compile_net(settings)).clika_initialize_algorithms(settings)
 
 
@@ -633,9 +635,9 @@ def test_clika_compile_no_quantized_layer_warns_once(capsys):
     data = [torch.randn(4, 8).half() for _ in range(3)]
     settings = QuantizationSettings()
     clika_compile(half, calibration_inputs=data, quantization_settings=settings, deployment_settings=HERE)
-    said = capsys.readouterr().err
-    assert said.count("Warning: No layer is quantized; 2 of 2 because: its weight is torch.float16, and") == 1
-    assert "Quantized 0/2 layers, weights 0.2 -> 0.2 KB" in said
+    message = capsys.readouterr().err
+    assert message.count("Warning: No layer is quantized; 2 of 2 because: its weight is torch.float16, and") == 1
+    assert "Quantized 0/2 layers, weights 0.2 -> 0.2 KB" in message
     compile_net()
     assert "No layer is quantized" not in capsys.readouterr().err
 

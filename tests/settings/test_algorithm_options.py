@@ -86,7 +86,7 @@ def test_weight_clipping_off_covers_whole_weight(monkeypatch):
     assert all((scales == 1).all() for scales in clipped.weights.values())
 
 
-def test_weight_rounding_auto_kept_only_if_error_falls(monkeypatch):
+def test_gptq_auto_kept_only_if_error_falls(monkeypatch):
     """An algorithm on 'auto' is kept only if it reduces the error."""
     found = quantize().offsets
     assert found

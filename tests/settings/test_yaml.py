@@ -365,8 +365,8 @@ def test_settings_load_old_threshold_scale_warns(read):
             "line 4: '<<' is a merge key, which YAML 1.2 lacks. Write the names and values out",
         ),
         (
-            "clika_compile_options: {sparing: 'off'}",
-            "line 1: clika_compile_options has no 'sparing'. Its names are .*mixed_p",
+            "clika_compile_options: {scaling: 'off'}",
+            "line 1: clika_compile_options has no 'scaling'. Its names are .*mixed_p",
         ),
         ("layer_settings: [a]", "line 1: layer_settings is a list. Give names and values"),
         (
@@ -458,7 +458,9 @@ def test_translate_options_accepts_settings_and_path(tmp_path):
     assert translate_options({"settings": settings, "graph_name": "named"}) == expected
     assert translate_options({"settings": tmp_path / "clika.yaml", "graph_name": "named"}) == expected
     default = translate_options({"settings": settings, "deployment_settings": DeploymentSettings_OpenVINO_ONNX()})
-    assert default["deployment_settings"] == DeploymentSettings_OpenVINO_ONNX(), "what is said outright counts"
+    assert default["deployment_settings"] == DeploymentSettings_OpenVINO_ONNX(), (
+        "the explicit argument takes precedence"
+    )
     assert expected["deployment_settings"] == DeploymentSettings_ONNXRuntime_ONNX()
 
 

@@ -77,13 +77,13 @@ NEWER = {
     ),
     "float4 in blocks of 32": (partial(build_nvfp4, block=32), "blocks", "w_DQ"),
     "float8 scales as they are": (
-        partial(build_nvfp4, is_dynamic=False, is_held=False),
+        partial(build_nvfp4, is_dynamic=False, is_stored=False),
         "scale-type valid-onnx",
         "w_DQ FILE",
     ),
     "exponents of int8": (
-        partial(build_mxfp8, integers=Kind.INT8),
-        "all-inputs blocks int8-beside-float8 scale-type",
+        partial(build_mxfp8, quantized_kind=Kind.INT8),
+        "all-inputs blocks int8-with-float8 scale-type",
         "w_DQ out x_DQ",
     ),
     "exponents of blocks of 16": (partial(build_mxfp8, 16), "blocks scale-type", "w_DQ"),
@@ -125,7 +125,7 @@ NEWER = {
     "INT8 returned, transposed": (build_permuted_int8_output, "pair", "relu_Q"),
     "quantized again": (build_second_pair, "one-quantizer", "x_DQ_Q"),
     "Unique": (lambda: build_with_unsupported_operator("Unique", "x"), "known-operators", "odd"),
-    "int8 and float8 in two layers": (build_two_types, "int8-beside-float8", "relu_Q"),
+    "int8 and float8 in two layers": (build_two_types, "int8-with-float8", "relu_Q"),
 }
 
 NEAR_NEWER = {
