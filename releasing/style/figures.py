@@ -53,7 +53,7 @@ MAX_LINES_SHOWN = 20
 
 CODE_FOLDERS = ("clika_ref/", "plugins/", "conformance/clika_ref_conformance/")
 
-SCRIPT_FOLDERS = ("examples/", "releasing/", "docs/building/")
+SCRIPT_FOLDERS = ("benchmarks/", "examples/", "releasing/", "docs/building/")
 
 SKIPPED_PATHS = ("releasing/renaming/", "releasing/style/")
 """The map of old to new names, which goes when issue 38 is done, and the sources that quote the words counted here."""

@@ -49,6 +49,7 @@ def find_faults(path, source):
         ("tests/test_a.py", "p(1, id='anew')\nq(ids=['x',\n 'anew'])\n", "1: test id"),
         ("tests/test_a.py", "p(1, id='x')\nq(ids=['x',\n 'anew'])\n", "3: test id"),
         ("tests/test_a.py", "def test_f(held): ...\n", "1: parameter"),
+        ("benchmarks/a.py", 'f("no side is dynamic")\n', "1: message"),
         ("examples/a.py", 'f("no side is dynamic")\n', "1: message"),
         ("releasing/a.py", '"""The side."""\n', "1: docstring"),
         ("docs/building/a.py", '"""The side."""\n', "1: docstring"),
