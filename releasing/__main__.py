@@ -12,7 +12,7 @@ import typer
 from releasing.baseline.commands import app as baseline
 from releasing.building import build
 from releasing.code_lines import STARTING_COMMIT, commit_tree, comparison_table, measure_groups, working_tree
-from releasing.distributions import ROOT, distributions, lowest_versions, pinned_versions
+from releasing.distributions import ROOT, distributions, lowest_versions, read_pinned_versions
 from releasing.fresh import Fresh
 from releasing.trying import try_commands, try_first_artifact, try_missing_plugins
 
@@ -44,7 +44,7 @@ def package() -> None:
     """Build sdists and wheels, install them into an empty environment, and try them there."""
     build_all()
     environment = Fresh(BUILD_DIR / "fresh")
-    install_distributions(environment, pinned_versions())
+    install_distributions(environment, read_pinned_versions())
     with tempfile.TemporaryDirectory() as folder:
         try_first_artifact(environment, Path(folder))
         try_commands(environment, Path(folder))
@@ -58,7 +58,7 @@ def lowest() -> None:
     build_all()
     environment = Fresh(BUILD_DIR / "lowest")
     versions = lowest_versions()
-    install_distributions(environment, {**pinned_versions(), **versions})
+    install_distributions(environment, {**read_pinned_versions(), **versions})
     with tempfile.TemporaryDirectory() as folder:
         try_first_artifact(environment, Path(folder))
         try_commands(environment, Path(folder))
