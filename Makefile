@@ -1,5 +1,5 @@
-# One command for each thing a developer does; each builds the environment it needs. CI runs the same (.ci/run).
-# Bring your own environment with `make test VENV=path`, another interpreter with `make test PYTHON=python3.12`.
+# The commands of development. Each builds the environment that it needs. CI runs the same commands (.ci/run).
+# Use your own environment with `make test VENV=path`, another interpreter with `make test PYTHON=python3.12`.
 
 PYTHON ?= python3.11
 VENV ?= .venv
@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 INSTALL := $(PIP) install --constraint constraints.txt
-# The first version torch is asked for must be this exact one, alone: otherwise pip may fetch another torch with all of CUDA.
+# Install this exact torch first and alone: otherwise pip may download another build, with all of CUDA.
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugins/visualize
@@ -19,22 +19,22 @@ PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/py
 help:
 	@echo "make install  build the environment in .venv, with everything for development"
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
-	@echo "make test    run every test that is not marked slow, in minutes"
+	@echo "make test    run every test that is not marked slow, in at most 8 minutes on two cores"
 	@echo "make test-all  run every test, and show the 30 slowest"
 	@echo "make docs    build the documentation into build/docs, and check its links"
 	@echo "make pictures  measure the facts of the pictures in docs/pictures again, and draw them"
-	@echo "make conformance  hold every operator and pass against eager PyTorch, in ONNX Runtime"
-	@echo "make mutants  count which seeded faults the conformance suite finds (about 50 minutes)"
-	@echo "make alarms  count what it says against targets that are right (about 90 minutes)"
+	@echo "make conformance  compare every operator and pass in ONNX Runtime with eager PyTorch"
+	@echo "make mutants  count the seeded faults that the conformance suite finds (about 50 minutes)"
+	@echo "make alarms  count the failures that the suite reports of correct targets (about 90 minutes)"
 	@echo "make lint    check format, lint, types, imports, terms and style"
-	@echo "make format  write the format and the fixes that ruff knows"
-	@echo "make package build sdists and wheels, install them where nothing is, and go the way of a newcomer there"
-	@echo "make lowest  do that with the lowest versions that pyproject.toml allows, and run tests with them"
+	@echo "make format  apply the format and the automatic fixes of ruff"
+	@echo "make package build sdists and wheels, install them in an empty environment, and run the README's example"
+	@echo "make lowest  the same with the lowest versions that pyproject.toml allows, and run tests with them"
 	@echo "make bench   run the benchmarks"
 	@echo "make bench-efficientnet  compare EfficientNet-Lite0 in float and INT8: accuracy, size, latency"
-	@echo "make bench-ptq  quantize beside onnxruntime's own quantization and NNCF"
-	@echo "make bench-targets  quantize for OpenVINO beside NNCF, and twenty architectures for OpenVINO and TensorRT"
-	@echo "make bench-training  step times and accuracy of what is trained after compression, pruned models, saved files"
+	@echo "make bench-ptq  compare INT8 with onnxruntime's own quantization and NNCF"
+	@echo "make bench-targets  compare INT8 for OpenVINO with NNCF; quantize twenty architectures for OpenVINO and TensorRT"
+	@echo "make bench-training  measure training after compression, pruning and saved files"
 	@echo "make clean   remove the environment and the caches"
 
 install: $(VENV)/development.stamp
@@ -42,14 +42,14 @@ install: $(VENV)/development.stamp
 demo: $(VENV)/runtime.stamp
 	$(BIN)/python examples/digits.py
 
-# One thread for each of the two workers: torch's own threads would fight over the cores. No test may reach the network.
+# One thread for each of the two workers: torch's own threads would compete for the cores. Tests use no network.
 test: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --durations=30
 
-# Warnings are errors, and nothing is fetched. The note that is silenced advertises another program.
+# Warnings are errors, and nothing is downloaded. The silenced note of mkdocs-material advertises another program.
 docs: $(VENV)/development.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
 	$(BIN)/python docs/building/check_site.py build/docs
@@ -61,7 +61,7 @@ pictures: $(VENV)/development.stamp
 conformance: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance run --target onnxruntime --profile quick --out build/conformance
 
-# How the suite proves itself (docs/conformance.md): too long for each run of CI.
+# Tests of the suite itself (docs/conformance.md): too long for each run of CI.
 mutants: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance mutants --profile quick --seeds 5
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance mutants --profile ci --seeds 1
@@ -80,7 +80,7 @@ format: $(VENV)/development.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Both make an environment of their own below build/, with a torch of its own: two minutes before anything is tried.
+# Both create an environment in build/, and install torch into it, which takes two minutes.
 package: $(VENV)/development.stamp
 	$(BIN)/python -m releasing package
 
@@ -93,7 +93,7 @@ bench: $(VENV)/development.stamp
 bench-efficientnet: $(VENV)/development.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks efficientnet
 
-# Its peers, and the package that carries the sentence encoder, are needed by nothing else.
+# Only these benchmarks need NNCF, torchao and the package of the sentence encoder.
 bench-ptq: $(VENV)/peers.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks ptq
 
@@ -110,8 +110,8 @@ bench-training: $(VENV)/peers.stamp
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info
 
-# The stamps are written last, so an interrupted installation is taken up again.
-# torch brings the setuptools that builds the project, hence no build isolation.
+# The stamps are written last, so make repeats an interrupted installation.
+# torch installs the setuptools that builds the project, hence no build isolation.
 $(VENV)/runtime.stamp: $(PYPROJECTS) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install $(TORCH)

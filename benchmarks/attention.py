@@ -102,7 +102,7 @@ def _measure_rows(runtime: str, prepared: PreparedSubject, exact: np.ndarray) ->
     with TemporaryDirectory() as folder:
         path = Path(folder) / "planned.onnx"
         compile_quantized(prepared.model, prepared.calibration, runtime).clika_export(path)
-        products = AttentionProducts(onnx.load(path), runtime)
+        products = AttentionMatMuls(onnx.load(path), runtime)
         ranges = products.measure_ranges(prepared.calibration[:RANGE_BATCHES])
         runs: dict[str, Run] = {}
         for variant, types in VARIANTS.items():
@@ -122,7 +122,7 @@ def _measure_rows(runtime: str, prepared: PreparedSubject, exact: np.ndarray) ->
 
 
 @dataclass(frozen=True)
-class AttentionProducts:
+class AttentionMatMuls:
     """The matrix products of two activations in a file."""
 
     model: onnx.ModelProto

@@ -41,7 +41,7 @@ PIXEL_MEAN, PIXEL_STD = 127.0, 128.0
 """Source: preprocessing of the TensorFlow weights, tensorflow/tpu, models/official/efficientnet/lite, README."""
 
 MIN_CROP_SHARE = 0.6
-"""Smallest side of a crop, as a share of the photograph's shorter side: the object stays visible."""
+"""Smallest size of a crop relative to the shorter dimension of its photograph: the object stays visible."""
 
 CALIBRATION_BATCHES, BATCH = 20, 4
 TEST_CROPS = 40

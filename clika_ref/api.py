@@ -131,7 +131,7 @@ def clika_compile(
         discard_input_model: share the weights with the original, which costs no memory; False copies them, and the
             original stays bit-identical. With True, a ``forward`` that writes to its own parameters leaves the values
             written while it ran on the tracing inputs.
-        is_model_pretrained: False says that the weights are random. It only adds a warning to the log if the model is
+        is_model_pretrained: False: the weights are random. It only adds a warning to the log if the model is
             quantized, since quantization depends on the weights.
         is_dry_run: report the planned steps and return the original model.
         skip_eval_set_mode: do not call ``model.eval()`` before tracing.
@@ -147,7 +147,7 @@ def clika_compile(
 
     Raises:
         ValueError: quantization settings without deployment settings or calibration inputs.
-        ModelError: the model or an input is not supported; the message says which, where, and how to fix it.
+        ModelError: the model or an input is not supported; the message names it, its place and the fix.
         PluginError: an installed plugin is broken.
         TargetError: no plugin provides the target.
     """

@@ -76,7 +76,7 @@ def main(path: Path) -> None:
         module.clika_export(path)
         rows = [(name, f"{100 * share:.2f} %") for name, share in accuracies.items()]
         print_table(["", "accuracy"], rows, title=f"\n  On {TEST_SAMPLES} handwritten test digits")
-    dist.barrier()  # the other rank waits for the export; otherwise torchrun would take it for finished early
+    dist.barrier()  # the other rank waits for the export; otherwise torchrun would report that it ended early
     dist.destroy_process_group()
 
 

@@ -123,7 +123,7 @@ def network() -> nn.Module:
 
 
 def sequential(**layers: nn.Module) -> nn.Sequential:
-    """Return ``nn.Sequential`` of named layers, so that reports say ``head.linear`` instead of ``2.3``."""
+    """Return ``nn.Sequential`` of named layers, so that reports show ``head.linear`` instead of ``2.3``."""
     return nn.Sequential(OrderedDict(layers))
 
 

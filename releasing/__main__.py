@@ -1,4 +1,4 @@
-"""The command line: build every distribution and try it where nothing is installed."""
+"""The command line: build every distribution and try it in an empty environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from releasing.baseline.commands import app as baseline
 from releasing.building import build
 from releasing.code_lines import STARTING_COMMIT, commit_tree, comparison_table, measure_groups, working_tree
-from releasing.distributions import ROOT, distributions, lowest_versions, pinned_versions
+from releasing.distributions import ROOT, distributions, lowest_versions, read_pinned_versions
 from releasing.fresh import Fresh
 from releasing.trying import try_commands, try_first_artifact, try_missing_plugins
 
@@ -30,7 +30,7 @@ LOWEST_VERSION_TESTS = (
     *("plugins/example/tests/test_example.py", "plugins/example/tests/test_reference.py"),
     *("tests/onnx_export", "tests/export"),
 )
-"""Tests of all that touches onnx, onnxruntime and openvino."""
+"""Tests of the code that uses onnx, onnxruntime and openvino."""
 
 
 @app.command()
@@ -44,7 +44,7 @@ def package() -> None:
     """Build sdists and wheels, install them into an empty environment, and try them there."""
     build_all()
     environment = Fresh(BUILD_DIR / "fresh")
-    install_distributions(environment, pinned_versions())
+    install_distributions(environment, read_pinned_versions())
     with tempfile.TemporaryDirectory() as folder:
         try_first_artifact(environment, Path(folder))
         try_commands(environment, Path(folder))
@@ -58,7 +58,7 @@ def lowest() -> None:
     build_all()
     environment = Fresh(BUILD_DIR / "lowest")
     versions = lowest_versions()
-    install_distributions(environment, {**pinned_versions(), **versions})
+    install_distributions(environment, {**read_pinned_versions(), **versions})
     with tempfile.TemporaryDirectory() as folder:
         try_first_artifact(environment, Path(folder))
         try_commands(environment, Path(folder))
@@ -78,7 +78,7 @@ def build_all() -> None:
 
 def install_distributions(environment: Fresh, versions: dict[str, str]) -> None:
     """Install the built distributions and their requirements at given versions."""
-    # torch first and alone, as in the Makefile: otherwise pip may fetch another one, with all of CUDA.
+    # torch first and alone, as in the Makefile: otherwise pip may download another build, with all of CUDA.
     environment.install("torch", f"torch=={versions['torch']}")
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "constraints.txt"

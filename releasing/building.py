@@ -42,7 +42,7 @@ def differences(found: Distribution, wheel: Path) -> Iterator[str]:
     packed = {name for name in names if name.startswith(f"{found.package}/")}
     files = {name for name in found.files() if name not in METADATA_FILES}
     yield from (f"  {name} is missing; list it under [tool.setuptools.package-data]" for name in sorted(files - packed))
-    yield from (f"  {name} is in there, and in no folder of git" for name in sorted(packed - files))
+    yield from (f"  {name} is in the wheel, but not in git" for name in sorted(packed - files))
     (described,) = {name.partition("/")[0] for name in names} - {found.package}
     for name in ("METADATA", "licenses/LICENSE", "top_level.txt"):
         if f"{described}/{name}" not in names:

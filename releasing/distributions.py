@@ -17,7 +17,7 @@ METADATA_FILES = ("LICENSE", "README.md", "pyproject.toml")
 """Files next to a package that belong to its distribution."""
 
 RUNTIME_PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
-"""What runs or reads models, of which the lowest version that is allowed is tried."""
+"""Packages that run or read models. `make lowest` tests their lowest allowed versions."""
 
 
 def list_files(folder: Path, *patterns: str) -> list[str]:
@@ -85,7 +85,7 @@ def _lowest(name: str, requirements: list[str]) -> str:
     return version
 
 
-def pinned_versions() -> dict[str, str]:
+def read_pinned_versions() -> dict[str, str]:
     """Return the versions that development uses."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))

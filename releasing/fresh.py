@@ -1,4 +1,4 @@
-"""An environment with nothing in it, and how long things take there."""
+"""An empty environment that records the time of each step."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TOOLS = ("HF_HUB_OFFLINE", "HOME", "LANG", "PATH", "TMPDIR")
-"""Variables that a program is given, with those of pip and of certificates; nothing that leads to this repository."""
+"""Variables that programs get, in addition to those of pip and of certificates. None refers to this repository."""
 
 
 class Fresh:
-    """A virtual environment with pip alone, in a folder that is not there yet."""
+    """A virtual environment that contains only pip, in a new folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Make it."""
+        """Create the environment."""
         self.folder = folder
         self.seconds: dict[str, float] = {}
-        """What each step took, by what it is called."""
+        """Time of each step, by its label."""
         with self.measure_time("an empty environment"):
             venv.create(folder, with_pip=True, clear=True)
 
     @contextlib.contextmanager
     def measure_time(self, label: str) -> Iterator[None]:
-        """Keep the time of a block."""
+        """Record the time of a block."""
         start = time.perf_counter()
         yield
         self.seconds[label] = time.perf_counter() - start
 
     def install(self, label: str, *words: str) -> None:
-        """Let pip install something."""
+        """Install packages with pip."""
         with self.measure_time(label):
             self.run("pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", *words)
 

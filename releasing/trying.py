@@ -10,7 +10,7 @@ from releasing.distributions import ROOT, distributions
 from releasing.fresh import Fresh
 
 MAX_README_LINES = 12
-"""From the README to a first artifact in integers of a module of one's own, at most."""
+"""Maximum lines of the README's example: a first INT8 artifact of the reader's own module."""
 
 OWN = '''"""A model of a newcomer's own."""
 
@@ -79,7 +79,7 @@ def readme_lines() -> list[str]:
     lines = [line for line in code.splitlines() if line.strip()]
     if len(lines) > MAX_README_LINES:
         raise SystemExit(
-            f"the README needs {len(lines)} lines for a first artifact in integers, not {MAX_README_LINES}"
+            f"try README.md: it needs {len(lines)} lines for a first INT8 artifact. Use at most {MAX_README_LINES}"
         )
     return [re.sub(r"^model = .*", "from own import model", line) for line in lines]
 
@@ -88,7 +88,7 @@ def try_first_artifact(environment: Fresh, folder: Path) -> None:
     """Write a module of one's own and the lines of the README, and run them."""
     (folder / "own.py").write_text(OWN, encoding="utf-8")
     (folder / "first.py").write_text("\n".join(readme_lines()) + "\n", encoding="utf-8")
-    with environment.measure_time("the first artifact in integers, of a module of one's own"):
+    with environment.measure_time("the first INT8 artifact, of a module of one's own"):
         environment.run("python", "first.py", cwd=folder)
     environment.run("python", "-c", INT8_SETTINGS, "quantized.onnx", cwd=folder)
 
@@ -118,7 +118,7 @@ def try_commands(environment: Fresh, folder: Path) -> None:
 
 
 def try_missing_plugins(environment: Fresh, folder: Path, wheels: Path) -> None:
-    """Uninstall the command line, pictures and the suite, check the errors, and install them as the errors say.
+    """Uninstall the command line, pictures and the suite, check the errors, and install them as the errors suggest.
 
     Raises:
         SystemExit: an error is missing or names no command, or the command fails.

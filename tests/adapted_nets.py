@@ -44,7 +44,7 @@ class Tokens(nn.Module):
         super().__init__()
         self.norm, self.query, self.value = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
         self.wide, self.narrow = nn.Linear(32, 64), nn.Linear(64, 32)
-        self.norm.weight.data[3] = 40  # so that channels are smoothed
+        self.norm.weight.data[3] = 40  # so that SmoothQuant scales channels
         for layer in (self.query, self.value):
             layer.weight.data[:, 3] /= 40
 

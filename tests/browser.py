@@ -1,6 +1,6 @@
 """Pages in a headless Chromium: opened from files, without a network; any error of a page fails the test.
 
-Where playwright or Chromium is missing, tests that ask for `open_page` are skipped, and say what to install; where
+Where playwright or Chromium is missing, tests that ask for `open_page` are skipped with the package to install; where
 ``CLIKA_REF_NEEDS_BROWSER`` is set, as CI does, they fail instead.
 """
 
@@ -77,7 +77,7 @@ def open_page(browser):
 def count_colours(page, selector=None):
     """Return the number of pixels of each colour, ``(red, green, blue)``, on a page or in its first selected element.
 
-    Chromium smooths edges, so most pixels of a drawn shape have exactly its colour, but not all.
+    Chromium antialiases edges, so most pixels of a drawn shape have exactly its colour, but not all.
     """
     shot = (page.locator(selector).first if selector else page).screenshot()
     image = Image.open(io.BytesIO(shot)).convert("RGB")

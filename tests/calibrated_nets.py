@@ -36,7 +36,7 @@ def compile_net(**options):
     return clika_compile(Net().eval(), **{"calibration_inputs": make_batches(), **settings, **options})
 
 
-def sqnr_in_decibels(wanted, found):
+def sqnr_in_decibels(expected, found):
     """Return the SQNR of a tensor with respect to another one, in dB."""
-    wanted, found = wanted.detach(), found.detach()
-    return ratio_in_decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
+    expected, found = expected.detach(), found.detach()
+    return ratio_in_decibels(float(expected.square().sum()), float((expected - found).square().sum()))

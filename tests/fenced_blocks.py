@@ -49,7 +49,7 @@ class Block:
     text: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.page}:{self.line}"
 
     @property
@@ -71,7 +71,7 @@ class Run:
     """Runs the blocks of one page in a folder of its own, which holds a copy of ``examples/``."""
 
     folder: Path
-    place: Path
+    folder_in_use: Path
     """The working folder of the console, which a block may change for later ones."""
     namespace: dict[str, Any]
     commands: Mapping[str, str] = field(default_factory=dict)
@@ -87,9 +87,9 @@ class Run:
     def take(self, block: Block) -> None:
         """Do with a block as a reader would."""
         if block.title:
-            place = self.folder / block.title
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(block.text, encoding="utf-8")
+            path = self.folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             self.printed = self._python(block)
         elif block.language == "console":
@@ -97,7 +97,7 @@ class Run:
         elif block.language == "output":
             found, wanted = self.printed, block.text
             difference = CHECKER.output_difference(doctest.Example("", wanted), found, OPTIONS)
-            assert CHECKER.check_output(wanted, found, OPTIONS), f"{block.place}: {difference}"
+            assert CHECKER.check_output(wanted, found, OPTIONS), f"{block.location}: {difference}"
         if block.language in WRITTEN:
             WRITTEN[block.language](block.text)
 
@@ -112,7 +112,7 @@ class Run:
 
     def _session(self, block: Block) -> str:
         told: list[str] = []
-        test = doctest.DocTestParser().get_doctest(block.text, self.namespace, block.place, block.page, block.line)
+        test = doctest.DocTestParser().get_doctest(block.text, self.namespace, block.location, block.page, block.line)
         runner = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False)
         failed = runner.run(test, out=told.append, clear_globs=False).failed
         self.namespace.update(test.globs)
@@ -126,11 +126,11 @@ class Run:
             for line in lines
             if line
         )
-        script += f"\npwd > {shlex.quote(str(self.folder / '.place'))}"
-        how: Any = {"cwd": self.place, "env": self._environment(), "capture_output": True, "text": True}
+        script += f"\npwd > {shlex.quote(str(self.folder / '.folder'))}"
+        how: Any = {"cwd": self.folder_in_use, "env": self._environment(), "capture_output": True, "text": True}
         done = subprocess.run([BASH, "-c", script], check=False, **how)
-        assert done.returncode == 0, f"{block.place}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        self.place = Path((self.folder / ".place").read_text(encoding="utf-8").strip())
+        assert done.returncode == 0, f"{block.location}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        self.folder_in_use = Path((self.folder / ".folder").read_text(encoding="utf-8").strip())
         return done.stdout
 
     def _environment(self) -> dict[str, str]:

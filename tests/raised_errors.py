@@ -11,7 +11,7 @@ from typing import Any
 DEPTH = 3
 """Depth to which calls are followed; deeper functions list their errors in docstrings, which a test checks."""
 
-OURS = {"ModelError", "PassError", "PluginError", "TargetError", "ValueError"}
+CLIKA_ERRORS = {"ModelError", "PassError", "PluginError", "TargetError", "ValueError"}
 
 OF_LOADING = {"load_registry"}
 """Functions that load plugins on first use; docs/api/index.md lists their errors once for all functions."""
@@ -33,7 +33,7 @@ def _find_errors(function: Callable[..., Any], owner: type | None, path: tuple[C
             if called not in path and called.__name__ not in OF_LOADING:
                 found |= _find_errors(called, its_owner, (*path, called))
     caught = {n.id for n in _handled_types(node)}
-    return set() if "ClikaError" in caught else (found & OURS) - caught
+    return set() if "ClikaError" in caught else (found & CLIKA_ERRORS) - caught
 
 
 def parse_source(function: Callable[..., Any]) -> ast.FunctionDef | None:

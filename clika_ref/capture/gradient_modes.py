@@ -42,7 +42,7 @@ def _replace_inference_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _find_regions_in_autocast() -> Iterator[None]:
-    """Make export see no_grad regions inside autocast regions, as it misses the start of these."""
+    """Make export see no_grad regions inside autocast regions, since it does not detect their start."""
     # Export splits a graph at each mode change, and detects a region by the first call of a part. Inside autocast, each
     # part starts by entering autocast again, so skip that call.
     own: Any = gradient_pass

@@ -31,8 +31,8 @@ def find_custom_gradients(callee: TracedCallable, call: ModelCall) -> list[str]:
     """Return one warning for each class with a custom backward on the gradient path of the model's results.
 
     Eager runs once more with gradients, and PyTorch's record of it shows the classes under any name. Nothing runs if no
-    such class is defined. The search misses calls inside ``checkpoint(use_reentrant=True)``, and models that cannot be
-    differentiated.
+    such class is defined. The search does not find calls inside ``checkpoint(use_reentrant=True)``, and models that
+    cannot be differentiated.
     """
     if not any(map(_is_user_class, _iterate_subclasses(Function))):
         return []

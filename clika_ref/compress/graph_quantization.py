@@ -242,7 +242,7 @@ def calibrate_graph(
     with use_ranges_file(ranges_file, calibration, registry, log, recalibrate):
         known = _check_first_batch(calibration, batches, log, recalibrate, ranges_file) if are_given else batches
         run_calibration(calibration, known, request, registry, log, total=total, ranks=ranks)
-    stages = _make_pipeline(calibration, request, registry, model)  # smoothing may have added nodes
+    stages = _make_pipeline(calibration, request, registry, model)  # SmoothQuant may have added nodes
     is_timed = request.options.optimize_for == "latency" and not request.settings.prefer_weights_only_quantization
     if is_timed and ranks.is_first:
         with log.stage("Timing") as stage:

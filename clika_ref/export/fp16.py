@@ -25,7 +25,7 @@ QUANTIZED_DTYPES = (torch.int8, torch.uint8)
 """Dtypes of quantized floats."""
 
 INFINITY_THRESHOLD = 1e30
-"""Magnitude from which numbers mean "infinite", as in masks; they may overflow to infinity in half precision."""
+"""Magnitude from which numbers mean "infinite", as in masks; they may overflow to infinity in FP16."""
 
 SCALE_OPERATORS = ("quantize", "dequantize")
 """Operators with a scale as their second operand, which must not become 0."""
@@ -35,7 +35,7 @@ def convert_to_half(graph: Graph, half: torch.dtype, operators: Mapping[str, Ope
     """Convert nodes that compute float32 from inputs and weights to FP16 or BF16.
 
     Nodes that depend on sizes and integers alone, such as positions and the angles of rotary embeddings, stay float32:
-    FP16 and BF16 do not represent all integers above 2,048 and 256. So do nodes without a half-precision kernel, nodes
+    FP16 and BF16 do not represent all integers above 2,048 and 256. So do nodes without an FP16 or BF16 kernel, nodes
     with a number out of its range, and quantization scales that are too small for it.
 
     Args:
@@ -76,7 +76,7 @@ def _is_float32(item: object) -> bool:
 
 
 def _is_out_of_range(item: Any, half: torch.dtype) -> bool:
-    """Whether a number or a constant has an element outside the range of half precision."""
+    """Whether a number or a constant has an element outside the range of FP16 or BF16."""
     if _is_float32(item):
         sizes = item.data.abs() if item.is_constant else torch.empty(0)
         return bool(((sizes > torch.finfo(half).max) & (sizes < INFINITY_THRESHOLD)).any())
@@ -84,7 +84,7 @@ def _is_out_of_range(item: Any, half: torch.dtype) -> bool:
 
 
 def _in_half(item: Any, half: torch.dtype) -> Any:
-    """Return an operand's type, a number or an attribute in half precision."""
+    """Return an operand's type, a number or an attribute in FP16 or BF16."""
     if isinstance(item, Value):
         return TensorType(half, item.type.shape) if _is_float32(item) else item.type
     if isinstance(item, float) and abs(item) != float("inf"):
@@ -101,7 +101,7 @@ class _HalfConversion:
     operators: Mapping[str, Operator]
     planned: Mapping[Node, tuple[TensorType, ...]]
     converted: dict[Value, None] = field(default_factory=dict[Value, None])
-    """Values that became half precision, in order."""
+    """Values that became FP16 or BF16, in order."""
     twins: dict[Value, Value] = field(default_factory=dict[Value, Value])
     """The same values in the other precision."""
 
@@ -129,7 +129,7 @@ class _HalfConversion:
                 self.converted[value] = None
 
     def _convert_number(self, node: Node, position: int, number: float) -> float | Value:
-        """Return a number clamped to half precision; a scale becomes a constant, as runtimes compute in its dtype."""
+        """Return a number clamped to FP16 or BF16; a scale becomes a constant, as runtimes compute in its dtype."""
         if node.op_type not in SCALE_OPERATORS or position != 1:
             return _in_half(number, self.half)
         if number < torch.finfo(self.half).smallest_normal:
@@ -158,7 +158,7 @@ class _HalfConversion:
         return self.twins[value]
 
     def _is_read_in_half(self, value: Value, use: Use) -> bool:
-        """Whether a node reads a constant in half precision."""
+        """Whether a node reads a constant in FP16 or BF16."""
         if not isinstance(use.user, Node) or use.user not in self.planned:
             return False
         if use.user.op_type in SCALE_OPERATORS and use.position == 1 and value.data is not None:
@@ -166,14 +166,14 @@ class _HalfConversion:
         return True
 
     def _convert_data(self, value: Value) -> Data:
-        """Return a function that computes a constant in half precision."""
+        """Return a function that computes a constant in FP16 or BF16."""
         data = value.deferred_data or value.data
         assert data is not None
         return partial(_narrow, data, self.half)
 
 
 def _narrow(data: Data, half: torch.dtype) -> Tensor:
-    """Convert elements to half precision; finite ones stay finite."""
+    """Convert elements to FP16 or BF16; finite ones stay finite."""
     elements = data() if callable(data) else data
     ends = torch.finfo(half)
     return torch.where(elements.isinf(), elements, elements.clamp(ends.min, ends.max)).to(half)
@@ -184,10 +184,10 @@ def check_overflow(
     inputs: Sequence[Tensor],
     expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> None:
-    """Check that results in half precision are finite wherever they are finite in float32.
+    """Check that results in FP16 or BF16 are finite wherever they are finite in float32.
 
     Args:
-        graph: the graph in half precision.
+        graph: the graph in FP16 or BF16.
         inputs: inputs of the graph.
         expected: computes the float32 outputs.
 

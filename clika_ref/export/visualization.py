@@ -76,7 +76,7 @@ def require_visualizer(registry: Registry, attempted: str) -> Visualizer:
         attempted: the attempted call, for the message.
 
     Raises:
-        PluginError: no plugin has a visualizer; the message says what to install.
+        PluginError: no plugin has a visualizer; the message names the package to install.
     """
     found = next(iter(registry.visualizers.values()), None)
     if found is None:

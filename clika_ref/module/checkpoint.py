@@ -67,7 +67,7 @@ def load(module: CompiledModule, path: str | PathLike[str]) -> None:
 
     Raises:
         ModelError: the file cannot be read, is truncated, altered, of another format or no saved module, or needs
-            plugins or classes that are not installed; the message says which.
+            plugins or classes that are not installed; the message names them.
     """
     file = require_path(path, EXAMPLE_CHECKPOINT_PATH)
     try:

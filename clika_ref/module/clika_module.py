@@ -543,7 +543,7 @@ class ClikaModule(CompiledModule):
         Raises:
             ModelError: the suffix is unknown, the file cannot be written, the module is empty, or ``.png`` needs
                 ``pip install "clika-ref-visualize[pictures]"``.
-            PluginError: no plugin draws pictures; the message says what to install.
+            PluginError: no plugin draws pictures; the message contains the install command.
             TargetError: no plugin provides the target that the module is quantized for.
         """
         return draw_module(self, path, explanation)
@@ -561,7 +561,7 @@ class ClikaModule(CompiledModule):
         Raises:
             ModelError: the path has another suffix or cannot be written, the module returns no tensor, or
                 ``deployments`` have the wrong type or need ranges that the module lacks.
-            PluginError: no plugin writes reports; the message says what to install.
+            PluginError: no plugin writes reports; the message names the package to install.
             TargetError: no plugin provides a target.
         """
         return write_report(self, path, deployments)

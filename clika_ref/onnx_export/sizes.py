@@ -110,7 +110,7 @@ class SizeEmitter:
 
     def _floor_divide(self, expr: sympy.Basic) -> ir.Value:
         a, b = self._promote(*expr.args)
-        if not all(arg.is_nonnegative for arg in expr.args):  # ONNX truncates, Python floors
+        if not all(arg.is_nonnegative for arg in expr.args):  # ONNX truncates, Python rounds down
             a = self.op.Sub(a, self.op.Mod(a, b))
         return self.op.Div(a, b)
 

@@ -32,7 +32,7 @@ def remove_units(dependencies: DependencyGraph, removed: frozenset[int], sizes: 
         sizes: values of the graph's symbols, for running nodes.
 
     Raises:
-        PassError: a node returns other types than expected, because a dependency was missed.
+        PassError: a node returns other types than expected, because a dependency is unknown.
     """
     graph = dependencies.graph
     values = [*graph.constants.values(), *(v for node in graph.nodes for v in node.outputs)]

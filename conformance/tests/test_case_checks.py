@@ -44,7 +44,7 @@ def test_run_case_faultless_target_passes(tmp_path, passes):
 @pytest.mark.parametrize(
     ("fault", "verdict", "message"),
     [
-        ("refuses", Verdict.UNSUPPORTED, "relu: it is a Tuesday"),
+        ("rejects", Verdict.UNSUPPORTED, "relu: it is a Tuesday"),
         ("refusal-raises", Verdict.CONTRACT, "unsupported_reason.* failed: KeyError: 'rank'"),
         ("refusal-empty", Verdict.CONTRACT, "unsupported_reason.* returned ''. Return None, or the reason as text."),
         ("refusal-number", Verdict.CONTRACT, "unsupported_reason.* returned 3. Return None, or the reason as text."),
@@ -139,18 +139,18 @@ def test_run_case_changing_bits_report_nondeterministic(tmp_path, fault, share, 
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "reason"),
     [
         ("wrong-in-turn", r"output 0.* on a second run instead of .* elements differ"),
         ("wrong-in-turn-reused", r"output 0.* on a second run instead of .* elements differ"),
         ("wrong-then-raises", r"on a second run: running failed.*; on the first: output 0.* instead of "),
     ],
 )
-def test_run_case_wrong_on_one_run_reports_nondeterministic(tmp_path, fault, said):
+def test_run_case_wrong_on_one_run_reports_nondeterministic(tmp_path, fault, reason):
     """A result that is wrong on one run only is no wrong value."""
     outcome = run_case(make_case(("relu", {})), make_suite(tmp_path, fault))
     assert outcome.verdict is Verdict.NONDETERMINISTIC
-    assert re.match(said, outcome.comparison.message, re.DOTALL), outcome.comparison
+    assert re.match(reason, outcome.comparison.message, re.DOTALL), outcome.comparison
     assert run_case(make_case(("relu", {})), make_suite(tmp_path, "value")).verdict is Verdict.VALUE
 
 

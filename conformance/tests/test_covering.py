@@ -112,7 +112,7 @@ def test_draw_empty_calls_sets_each_size_number_to_0():
     """Each number that determines a size becomes 0."""
     found = draw_empty_calls(pad_by_weight, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     places = {tuple(tuple(i for i, n in enumerate(o.shape) if n == 0) for o in row.call.operands) for row in found}
-    assert places == {((0,), (0,)), ((1,), ()), ((), (1,))}, "what is no side makes nothing empty"
+    assert places == {((0,), (0,)), ((1,), ()), ((), (1,))}, "an attribute that is not a dim makes no tensor empty"
     assert draw_empty_calls(pad_by_weight, torch.float32, 0, lambda call: None) == []
 
 

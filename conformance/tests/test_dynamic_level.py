@@ -70,7 +70,7 @@ def raise_columns(x: Tensor, index: Tensor) -> Tensor:
     return x.index_add(1, index, torch.ones((x.shape[0], index.shape[0])))
 
 
-def places(draw, s):
+def positions(draw, s):
     x = draw(s.tensor(rank=2, size=(1, 5)))
     last = x.shape[1] - 1
     return s.call(x, draw(s.tensor(rank=1, size=(2, 3), dtype=torch.int64, low=0, high=last, domain=(0, last))))
@@ -254,7 +254,7 @@ def test_symbolic_call_runs_end_with_first_size():
 def test_symbolic_call_indexed_dim_stays_nonempty():
     """A dim that indices point into is never empty."""
     found = make_symbolic_call(
-        draw_replayable_call(declare_operator(raise_columns, places, lambda op, x, index: x), "0")
+        draw_replayable_call(declare_operator(raise_columns, positions, lambda op, x, index: x), "0")
     )
     assert len(found.runs) > 1
     assert len(found.varied_sizes) == 3
@@ -337,7 +337,7 @@ def test_dynamic_unsupported_symbol_fixed_and_others_vary(tmp_path):
     def picky(op, x):
         first = op.shape(x)[0]
         if is_symbolic(first):
-            raise TargetError(f"the first side {first} must be fixed")
+            raise TargetError(f"the first dim {first} must be fixed")
         return op.Neg(x)
 
     found = run_checks(declare_operator(negate, any_tensor, picky), tmp_path, shape_profiles=42)

@@ -86,7 +86,7 @@ def test_run_end_signal_reports_and_removes_folder(number, tmp_path):
     command = [sys.executable, "-c", COMMAND, "conformance", "run", *STUCK, "--out", str(tmp_path / "report")]
     environment = {**os.environ, "PYTHONPATH": path, "MARKS_FOLDER": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        folder = folder_of_the_run(tmp_path / "held", process)
+        folder = folder_of_the_run(tmp_path / "lock", process)
         process.send_signal(number)
         said, _ = process.communicate(timeout=100)
     assert process.returncode == 3
@@ -94,15 +94,15 @@ def test_run_end_signal_reports_and_removes_folder(number, tmp_path):
     assert "crashing_targets:Stuck PROVES TOO LITTLE" in said
     assert (tmp_path / "report/report.json").exists()
     assert not folder.exists()
-    with (tmp_path / "held").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # until the worker is gone
+    with (tmp_path / "lock").open() as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)  # until the worker is gone
 
 
-def folder_of_the_run(held, process):
+def folder_of_the_run(lock_file, process):
     """Wait until a worker compiles, and return the folder of the run that it is to write into."""
     while process.poll() is None:
         time.sleep(0.1)
-        if held.exists() and held.read_text(encoding="utf-8").endswith("\n"):
-            path = Path(held.read_text(encoding="utf-8").strip())
+        if lock_file.exists() and lock_file.read_text(encoding="utf-8").endswith("\n"):
+            path = Path(lock_file.read_text(encoding="utf-8").strip())
             return next(parent for parent in path.parents if parent.name.startswith("clika-ref-conformance-"))
     pytest.fail("the run ended before its target compiled anything")

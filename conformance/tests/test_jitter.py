@@ -98,7 +98,9 @@ def test_jitter_bound_centered_on_call_not_decomposition():
     graph = build_call_graph(OPERATORS["multilabel_margin_loss"], [x, target], {"reduction": 1})
     reference = CaseReference(graph, [x, target])
     assert reference.judge([reference.eager[0] + 1e-6]).verdict is Verdict.PASS
-    gaps = (1 - x[0, 0] + x[0, [0, 3]]).clamp(min=0).sum() / 6  # PyTorch's decomposition: of the class behind the end
+    gaps = (1 - x[0, 0] + x[0, [0, 3]]).clamp(
+        min=0
+    ).sum() / 6  # PyTorch's decomposition: of the class after the last one
     assert reference.judge([reference.eager[0] + gaps]).verdict is Verdict.VALUE
     assert float(reference.expected[0].bound) < 2e-5
 

@@ -48,7 +48,7 @@ def literal(x: torch.Tensor, y: float | torch.Tensor, *, alpha: float, k: int, d
 
 
 def test_literal_variants_change_type_and_dim_sign():
-    """Literals become integers or floats, and dims count from the other end."""
+    """Literals change between integers and floats, and dims count from the other end."""
     call = Call((make_sample(2, 3, 4), 2), {"alpha": 1.0, "k": 3, "dim": 1, "dims": (0, -1)})
     forms = dict(make_literal_variants(literal, call, torch.float32))
     assert set(forms) == {"alpha-integer", "dim-other-end", "dims-other-end", "x1-float"}

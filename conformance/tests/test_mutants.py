@@ -156,9 +156,9 @@ def test_mutant_run_endless_check_kills_mutant(suite, monkeypatch):
 def test_run_mutants_failure_replays_in_other_worker():
     """A mutant is found in a worker, and its failure repeats in another."""
     killing = run_mutants([EVERY["arithmetic-1-div"]], seeds=(0, 1), workers=1)
-    assert [t.is_killed for t in killing.trials] == [True, True]
-    assert [t.seed for t in killing.trials] == [0, 1]
-    assert killing.trials[0].nodes == 1
+    assert [t.is_killed for t in killing.results] == [True, True]
+    assert [t.seed for t in killing.results] == [0, 1]
+    assert killing.results[0].nodes == 1
     assert [r.verdict for r in killing.replayed] == [Verdict.PASS]
     assert json.loads(json.dumps(killing.as_json()))["rates"]["1"]["all"] == [1, 1]
 
@@ -203,7 +203,7 @@ def test_select_mutants_matches_name_and_description():
 
 def print_results(killing):
     console = Console(record=True, width=200, file=StringIO())
-    for trial in killing.trials:
+    for trial in killing.results:
         show_result(trial, console)
     show_rates(killing, console)
     return console.export_text()
@@ -230,12 +230,12 @@ def test_show_rates_prints_all_blind_and_own():
 
 def test_has_enough_kills_needs_97_percent_or_all():
     """Profile quick must find 97 of 100 mutants, and ci all."""
-    trials = [make_mutant_result(str(i), Verdict.VALUE) for i in range(97)] + [
+    results = [make_mutant_result(str(i), Verdict.VALUE) for i in range(97)] + [
         make_mutant_result(str(i), Verdict.PASS) for i in range(3)
     ]
-    assert has_enough_kills(KillReport("quick", trials))
-    assert not has_enough_kills(KillReport("ci", trials))
-    assert not has_enough_kills(KillReport("quick", [*trials[1:], make_mutant_result("98", Verdict.PASS)]))
+    assert has_enough_kills(KillReport("quick", results))
+    assert not has_enough_kills(KillReport("ci", results))
+    assert not has_enough_kills(KillReport("quick", [*results[1:], make_mutant_result("98", Verdict.PASS)]))
 
 
 @pytest.mark.slow

@@ -43,12 +43,12 @@ class Six(Identity):
         return lambda inputs: [t.clamp(max=6) for t in right(inputs)]
 
 @dataclass(frozen=True)
-class Mended(Identity):
-    name: str = "mended"
+class Fixed(Identity):
+    name: str = "fixed"
 
 @dataclass(frozen=True)
-class Refusing(Identity):
-    name: str = "refusing"
+class Rejecting(Identity):
+    name: str = "rejecting"
 
     def unsupported_reason(self, node):
         return "it takes nothing"
@@ -62,7 +62,7 @@ free = ["nan"]
 reason = "not seen in a part of a run by chance"
 link = "https://example.org"
 expires = "2999-01-01"
-targets = ["refusing"]
+targets = ["rejecting"]
 
 [[xfail]]
 task = "operators/relu6/*"
@@ -83,7 +83,7 @@ task = "operators/relu6/float32"
 reason = "it was wrong once"
 link = "https://example.org"
 expires = "2999-01-01"
-targets = ["mended"]
+targets = ["fixed"]
 """
 
 
@@ -113,10 +113,10 @@ def test_pytest_plugin_runs_one_test_per_task(run):
 @pytest.mark.slow
 def test_pytest_plugin_nothing_proven_fails(run):
     """A run that proves nothing fails, as the command does."""
-    code, output = run("--target", "wrong_target:Refusing")
+    code, output = run("--target", "wrong_target:Rejecting")
     assert code == 1, output
     assert "1 failed, 1 skipped" in output
-    assert "no check proves anything about wrong_target:Refusing: " in output
+    assert "no check proves anything about wrong_target:Rejecting: " in output
     assert "relu6-of-nan" not in output  # only a whole run reports that a deviation no longer occurs
     assert "unsupported:declared: relu6: it takes nothing" in output
 
@@ -172,7 +172,7 @@ def test_pytest_plugin_xpass_needs_all_tasks_of_xfail(run):
     """An xpass is reported only if all tasks of the expected failure ran."""
     code, output = run("--target", "wrong_target:Six")
     assert (code, "2 passed" in output) == (0, True), output  # it may fail in those that are not run
-    code, output = run("--target", "wrong_target:Mended")
+    code, output = run("--target", "wrong_target:Fixed")
     assert (code, "2 failed" in output) == (1, True), output
     assert "expected to fail (it was wrong once, https://example.org), but passes. Remove" in output
 

@@ -104,7 +104,7 @@ def make_outcome(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "verdict", "said"),
+    ("name", "verdict", "message"),
     [
         ("Widening", Verdict.CONTRACT, "fail:contract: the target set another default dtype in this process"),
         ("Reusing", Verdict.CONTRACT, "a later run changed the outputs of an earlier one"),
@@ -112,14 +112,14 @@ def make_outcome(tmp_path, monkeypatch):
         ("Choosing", Verdict.VALUE, "elements are wrong"),
     ],
 )
-def test_repro_script_repeats_finding(make_outcome, tmp_path, name, verdict, said):
+def test_repro_script_repeats_finding(make_outcome, tmp_path, name, verdict, message):
     """The script of a finding reports it again, as does replay."""
     outcome, path = make_outcome(name)
     assert outcome.verdict is verdict, outcome.comparison
     if name != "Choosing":  # what it compiles now is right
         assert replay(path, REGISTRY, f"faulty_findings:{name}").verdict is verdict
     done = run_script(path, tmp_path)
-    assert (done.returncode, said in done.stdout) == (1, True), done.stdout + done.stderr
+    assert (done.returncode, message in done.stdout) == (1, True), done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ class Leaving(OnnxRuntime):
         return lambda inputs: os._exit(0)
 
 
-class Refusing(OnnxRuntime):
+class Rejecting(OnnxRuntime):
     def compile(self, graph, path, **options):
         raise RuntimeError("no way")
 '''
@@ -182,7 +182,7 @@ def test_make_reproducer_no_pickle_and_same_bytes(suite):
     [
         ("TARGET", Verdict.VALUE, 1, "is correct; 1 of 6 elements are wrong"),
         ("RIGHT", Verdict.VALUE, 0, "the target agrees with the stored results"),
-        ("Refusing", Verdict.UNDECLARED, 1, "RuntimeError: no way"),
+        ("Rejecting", Verdict.UNDECLARED, 1, "RuntimeError: no way"),
         ("Particular", Verdict.VALUE, 1, "is correct; 1 of 6 elements are wrong"),
         ("UnusualFiles", Verdict.VALUE, 1, "is correct; 1 of 6 elements are wrong"),
         ("Leaving", Verdict.CRASH, 1, "the target ended its process with status 0"),

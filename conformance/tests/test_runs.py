@@ -138,8 +138,8 @@ def test_execute_plan_child_processes_end_with_worker(subject, verdict, monkeypa
     record = execute_plan(plan_run(make_request(subject, case_seconds=3.0)))
     expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
     assert read_verdicts(record, subject) == expected
-    with (tmp_path / "held").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # until all that hold it are gone
+    with (tmp_path / "lock").open() as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)  # until all that hold it are gone
     assert not (tmp_path / "lived").exists(), "it ended by itself"
 
 
@@ -365,14 +365,14 @@ def test_find_doubts_nothing_proven_reported(verdict):
 def test_execute_plan_unsupported_target_exits_3():
     """A target that supports nothing does not pass."""
     request = RunRequest(
-        "faulty_targets:REFUSING", select_profile("quick"), ("relu/float32", "contract/relu"), workers=1
+        "faulty_targets:REJECTING", select_profile("quick"), ("relu/float32", "contract/relu"), workers=1
     )
     record = execute_plan(plan_run(request))
     ran = {r.verdict for r in record.results if r.task.level == "operators"}
     assert ran == {Verdict.UNSUPPORTED, Verdict.NOT_RUN}
     assert Verdict.PASS in record.counts
     (doubt,) = record.inconclusive_reasons
-    assert doubt.startswith("no check proves anything about faulty_targets:REFUSING: ")
+    assert doubt.startswith("no check proves anything about faulty_targets:REJECTING: ")
     assert record.exit_code == 3
 
 

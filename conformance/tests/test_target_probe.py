@@ -21,7 +21,7 @@ class Crashing(Identity):
     def unavailable_reason(self): os.kill(os.getpid(), signal.SIGSEGV)
 class Hanging(Identity):
     def unavailable_reason(self): time.sleep(1000)
-class Refused(Identity):
+class Unavailable(Identity):
     def unavailable_reason(self): return "install it"
 """
 
@@ -91,6 +91,6 @@ def test_probe_target_hang_raises(module, monkeypatch):
 @pytest.mark.slow
 def test_probe_target_unavailable_target_left_to_run(module):
     """A target that is unavailable with a reason is rejected by the run."""
-    probe_target("ending_targets:Refused")
+    probe_target("ending_targets:Unavailable")
     with pytest.raises(TargetError, match="cannot use the target identity: install it"):
-        plan_run(RunRequest("ending_targets:Refused"))
+        plan_run(RunRequest("ending_targets:Unavailable"))

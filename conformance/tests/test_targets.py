@@ -161,7 +161,7 @@ def test_identity_header_without_graph_raises(tmp_path):
         Identity().load(artifact)
 
 
-def test_load_target_of_a_missing_plugin_says_what_to_install():
+def test_load_target_of_a_missing_plugin_names_package():
     registry = replace(REGISTRY, targets={})
     message = (
         r"there is no target 'ov'\. Run pip install clika-ref-openvino \(in a clone: pip install plugins/openvino; "

@@ -1,6 +1,6 @@
-"""What the built site promises: each link and anchor leads somewhere, and no page fetches anything.
+"""Check the built site: each link and anchor must exist, and no page may load files from other sites.
 
-`python docs/building/check_site.py build/docs` prints what is wrong; its exit status is 1 where anything is.
+`python docs/building/check_site.py build/docs` prints the faults; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -11,64 +11,72 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-FETCHED = {"script", "img", "iframe", "source", "video", "audio"}
-"""Elements for whose ``src`` a browser fetches something."""
+LOADING_ELEMENTS = {"script", "img", "iframe", "source", "video", "audio"}
+"""Elements with a ``src`` that a browser loads."""
 
-FETCHED_LINKS = {"stylesheet", "preload", "preconnect", "icon", "manifest", "modulepreload", "dns-prefetch"}
-"""Kinds of ``<link>`` for whose target a browser does, or gets ready to."""
+LOADING_LINKS = {"stylesheet", "preload", "preconnect", "icon", "manifest", "modulepreload", "dns-prefetch"}
+"""Values of ``rel`` of links that a browser loads, or prepares to load."""
 
 
-class Read(HTMLParser):
-    """One page: what it links to, what it fetches, and what can be linked to in it."""
+class SitePage(HTMLParser):
+    """The links of a page, the addresses that it loads, and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.links: list[str] = []
-        self.fetched: list[str] = []
+        self.loaded: list[str] = []
         self.anchors = {""}
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note one element."""
+        """Record the links and anchors of one element."""
         given = {name: value or "" for name, value in attrs}
         self.anchors.update(given[name] for name in ("id", "name") if name in given)
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
-        elif tag in FETCHED and "src" in given:
-            self.fetched.append(given["src"])
-        elif tag == "link" and not FETCHED_LINKS.isdisjoint(given.get("rel", "").split()):
-            self.fetched.append(given.get("href", ""))
+        elif tag in LOADING_ELEMENTS and "src" in given:
+            self.loaded.append(given["src"])
+        elif tag == "link" and not LOADING_LINKS.isdisjoint(given.get("rel", "").split()):
+            self.loaded.append(given.get("href", ""))
 
 
-def broken(site: Path, pages: dict[Path, Read]) -> Iterator[str]:
-    """Yield a line for each link within a site that leads nowhere."""
+def find_broken_links(site: Path, pages: dict[Path, SitePage]) -> Iterator[str]:
+    """Yield a message for each link within a site that has no target."""
     for path, page in pages.items():
-        for link in (*page.links, *page.fetched):
+        for link in (*page.links, *page.loaded):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
             folder = site if path.name == "404.html" else path.parent  # that page is shown for any address
-            place = (folder / unquote(parts.path).removeprefix("/")).resolve() if parts.path else path
-            anchors = pages[place].anchors if place in pages else {unquote(parts.fragment)}
-            if not place.exists() or unquote(parts.fragment) not in anchors:
-                yield f"{path.relative_to(site)}: {link} leads nowhere"
+            target = (folder / unquote(parts.path).removeprefix("/")).resolve() if parts.path else path
+            anchors = pages[target].anchors if target in pages else {unquote(parts.fragment)}
+            if not target.exists() or unquote(parts.fragment) not in anchors:
+                yield f"{path.relative_to(site)}: the target of link {link} does not exist"
 
 
-def fetching(site: Path, pages: dict[Path, Read]) -> Iterator[str]:
-    """Yield a line for each thing that a browser would fetch from elsewhere."""
+def find_external_loads(site: Path, pages: dict[Path, SitePage]) -> Iterator[str]:
+    """Yield a message for each file that a browser would load from another site."""
     for path, page in pages.items():
-        yield from (f"{path.relative_to(site)}: {url} is fetched" for url in page.fetched if urlsplit(url).netloc)
+        yield from (
+            f"{path.relative_to(site)}: {url} is loaded from another site"
+            for url in page.loaded
+            if urlsplit(url).netloc
+        )
     for path in sorted(site.rglob("*.css")):
         style = path.read_text(encoding="utf-8")
-        yield from (f"{path.relative_to(site)}: {sign} is fetched" for sign in ("url(http", "url(//") if sign in style)
+        yield from (
+            f"{path.relative_to(site)}: {sign} loads from another site"
+            for sign in ("url(http", "url(//")
+            if sign in style
+        )
 
 
 def main(site: Path) -> int:
-    """Print how much was looked at and what is wrong; return the exit status."""
-    pages = {path: Read(path) for path in sorted(site.rglob("*.html"))}
-    wrong = [*broken(site, pages), *fetching(site, pages)]
+    """Print the number of pages and links, and the faults; return the exit status."""
+    pages = {path: SitePage(path) for path in sorted(site.rglob("*.html"))}
+    wrong = [*find_broken_links(site, pages), *find_external_loads(site, pages)]
     links = sum(len(page.links) for page in pages.values())
-    print(f"{len(pages)} pages, {links:,} links: {len(wrong)} broken or fetched from elsewhere", *wrong, sep="\n")
+    print(f"{len(pages)} pages, {links:,} links: {len(wrong)} broken or loaded from other sites", *wrong, sep="\n")
     return bool(wrong) or not pages
 
 

@@ -1,11 +1,11 @@
-"""What the evaluator computes where it deviates: the arguments of the operator, in PyTorch."""
+"""Replicas of the evaluator's deviating operators in PyTorch, with the arguments of the operator."""
 
 from typing import Any
 
 import torch
 
 OPTIONS = {"reduction": 1, "ignore_index": -100, "label_smoothing": 0.0}
-"""Of a cross entropy, with what they are by default."""
+"""Options of a cross entropy, with their defaults."""
 
 
 def log_of_softmax(x: torch.Tensor, *, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -16,7 +16,7 @@ def log_of_softmax(x: torch.Tensor, *, dim: int, dtype: torch.dtype | None = Non
 def loss_of_log_of_softmax(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, **options: Any
 ) -> torch.Tensor:
-    """Return the cross entropy by way of `log_of_softmax`, of which another logarithm of a softmax changes nothing."""
+    """Return the cross entropy of `log_of_softmax`; a second ``log_softmax`` does not change these values."""
     classes = 1 if x.ndim > 1 else 0
     logs = torch.log(torch.softmax(x, classes))
     reduction, *others = (options.get(name, default) for name, default in OPTIONS.items())
@@ -26,18 +26,18 @@ def loss_of_log_of_softmax(
 def quantize_by_int32(
     x: torch.Tensor, scale: Any, zero_point: Any, *, axis: int | None = None, **options: Any
 ) -> torch.Tensor:
-    """Return steps of ``scale`` as integers that were int32 before they were cut off at the ends of their range."""
-    steps = torch.round(x.float() / along(scale, x, axis))
+    """Return steps of ``scale`` as integers, cast to int32 before they are clamped to their range."""
+    steps = torch.round(x.float() / expand_to_axis(scale, x, axis))
     inside = (steps >= -(2.0**31)) & (steps < 2.0**31)
-    steps = torch.where(inside, steps, -(2.0**31)).to(torch.int32) + along(zero_point, x, axis).to(torch.int32)
+    steps = torch.where(inside, steps, -(2.0**31)).to(torch.int32) + expand_to_axis(zero_point, x, axis).to(torch.int32)
     limits = torch.iinfo(dtype := options.get("dtype", torch.int8))
     low, high = options.get("quant_min"), options.get("quant_max")
     bounds = (limits.min if low is None else low, limits.max if high is None else high)
     return torch.clamp(steps, *bounds).to(dtype)
 
 
-def along(item: Any, x: torch.Tensor, axis: int | None) -> torch.Tensor:
-    """Return one number per element of a side of ``x`` in the shape that broadcasts against it."""
+def expand_to_axis(item: Any, x: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """Return one number per element of an axis of ``x``, in a shape that broadcasts with it."""
     item = torch.as_tensor(item)
     if axis is None:
         return item

@@ -1,6 +1,6 @@
-"""A target from outside: the reference evaluator of the ``onnx`` package, which computes ONNX files in NumPy.
+"""A third-party target: the reference evaluator of the ``onnx`` package, which computes ONNX files in NumPy.
 
-All that a third party writes to hold a runtime of its own to the conformance suite. In this folder's parent:
+It is all the code that the conformance suite needs to test another runtime. Run in the parent of this folder:
 
     clika-ref conformance run --target reference_evaluator.target:TARGET -k softmax --out report
 """
@@ -22,7 +22,7 @@ from clika_ref.onnx_export.writing import write_model
 
 
 class Reference(Target):
-    """ONNX files, computed node by node as the standard says."""
+    """ONNX files, computed node by node as the standard defines."""
 
     name = "reference-evaluator"
 
@@ -36,9 +36,9 @@ class Reference(Target):
         if (name.startswith("conv_transpose") or node.attrs.get("transposed")) and node.attrs["groups"] > 1:
             return "ConvTranspose with groups takes all channels for each group"
         if "max_pool" in name and not values[0].type.dtype.is_floating_point:
-            return "MaxPool of int64 does not exist in ONNX, and float64 does not hold all of its numbers"
+            return "MaxPool of int64 does not exist in ONNX, and float64 cannot represent all of its numbers"
         if name in ("max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"):
-            return "MaxPool with a ceiling and strides of 1 mixes up the sides, and places in several dimensions"
+            return "MaxPool with ceil_mode and strides of 1 confuses dims, and its indices are wrong in several dims"
         return None
 
     def compile(self, graph: Graph, path: Path, **_: Any) -> Artifact:
@@ -49,17 +49,17 @@ class Reference(Target):
         return Artifact(path, self.name, inputs, outputs, {"bytes": size})
 
     def load(self, artifact: Artifact) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-        """Read the file; return what computes it on one tensor per input, all in memory of their own.
+        """Read the file, and return a function from one tensor per input to the outputs, in new memory.
 
         Raises:
-            TargetError: the file is damaged, or another one.
+            TargetError: the file is damaged, or belongs to another artifact.
         """
         try:
             evaluator = ReferenceEvaluator(str(artifact.path))
         except Exception as error:
-            raise TargetError(f"{artifact.path} cannot be read, compile it anew: {error}") from error
+            raise TargetError(f"load {artifact.path}: it cannot be read: {error}. Export the model again.") from error
         if tuple(evaluator.output_names) != artifact.output_names:
-            raise TargetError(f"{artifact.path} returns {evaluator.output_names}, compile it anew")
+            raise TargetError(f"load {artifact.path}: it returns {evaluator.output_names}. Export the model again.")
 
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             arrays = [t.detach().clone(memory_format=torch.contiguous_format).numpy() for t in inputs]

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 DIGEST_LENGTH = 24
-"""Hexadecimal digits kept of a SHA-256: 96 bits tell the few thousand files of a record apart."""
+"""Hexadecimal digits kept of a SHA-256: 96 bits distinguish the few thousand files of a record."""
 
 METADATA_FIELDS = frozenset({"doc_string", "metadata_props", "producer_name", "producer_version"})
 """Fields of ONNX messages with the producer of a file and source lines. They do not affect its results."""

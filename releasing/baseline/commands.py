@@ -17,7 +17,7 @@ from releasing.baseline.comparing import (
 from releasing.baseline.recording import Record, part_names, read_record, record, write_record
 
 STARTING_COMMIT = Path(__file__).with_name("starting_commit.json")
-"""The record of the commit that every later one is compared with."""
+"""Record of the starting commit. Every later commit is compared with it."""
 
 app = typer.Typer(help="Record files, state dicts, --json outputs and signatures, and compare them later.")
 
@@ -26,7 +26,7 @@ Only = Annotated[
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Six networks, the commands for one model, and signatures.")]
 Renames = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML table 'renames': old = 'new'.")]
-ShowsAll = Annotated[bool, typer.Option("--all", help="List every place of a difference.")]
+ShowsAll = Annotated[bool, typer.Option("--all", help="List every path of a difference.")]
 
 
 @app.command("record")

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 MAX_PATHS_SHOWN = 6
-"""Places listed for one difference; ``--all`` lists each."""
+"""Paths listed for one difference; ``--all`` lists each."""
 
 TEXT_LENGTH = 300
 """A longer value is cut where it is shown."""
 
 PATH_DEPTHS = {"networks": 2, "commands": 1, "signatures": 1}
-"""Number of leading words of a path that form the place of a difference."""
+"""Number of leading words of a path that a difference is listed under."""
 
 Flat = dict[tuple[str, ...], str]
 """Values by their path in a part."""
@@ -25,14 +25,14 @@ Flat = dict[tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference and its place."""
+    """One difference and its path."""
 
     section: str
     """``networks``, ``commands`` or ``signatures``."""
     kind: str
     """``added``, ``removed`` or ``changed``."""
     text: str
-    place: str
+    path: str
 
 
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
@@ -116,10 +116,10 @@ def _cut(text: str) -> str:
 
 
 def show_differences(found: list[Difference], *, shows_all: bool = False) -> Iterator[str]:
-    """Yield the lines of a report by section and type; equal differences are one line with their places."""
+    """Yield the lines of a report by section and type; equal differences are one line with their paths."""
     groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for one in found:
-        groups.setdefault((one.section, one.kind), {}).setdefault(one.text, []).append(one.place)
+        groups.setdefault((one.section, one.kind), {}).setdefault(one.text, []).append(one.path)
     for (section, kind), differences in sorted(groups.items()):
         yield f"{section}, {kind}: {sum(map(len, differences.values()))}"
         for text, locations in differences.items():
@@ -139,7 +139,7 @@ def read_renames(path: Path) -> dict[str, str]:
 
 
 def rename(record: Mapping[str, Any], names: Mapping[str, str]) -> Any:
-    """Return a record in which each whole word of ``names`` is replaced, the longest first."""
+    """Return a record with each whole word of ``names`` replaced, the longest first."""
     if not names:
         return record
     words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))

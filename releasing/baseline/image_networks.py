@@ -169,7 +169,7 @@ class UNet(nn.Module):
 
 
 class GroupNormed(nn.Module):
-    """Group norm, instance norm and smooth activations."""
+    """Group norm, instance norm and activations with continuous gradients."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -167,7 +167,7 @@ def _call_main(words: list[str], folder: Path, out: Path, err: Path) -> None:
 
 
 def normalize_json(value: Any) -> Any:
-    """Return JSON data without times and places, and with rounded numbers."""
+    """Return JSON data without times and folders, and with rounded numbers."""
     match value:
         case dict():
             return {key: _without_numbers(v) if key in TIMED_KEYS else normalize_json(v) for key, v in value.items()}

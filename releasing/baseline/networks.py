@@ -26,15 +26,15 @@ class Sampler:
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
-    def floats(self, *shape: int) -> torch.Tensor:
+    def draw_floats(self, *shape: int) -> torch.Tensor:
         """Return normally distributed float32 numbers."""
         return torch.randn(shape, generator=self.generator)
 
-    def integers(self, below: int, *shape: int) -> torch.Tensor:
+    def draw_integers(self, below: int, *shape: int) -> torch.Tensor:
         """Return int64 numbers from 0 to ``below - 1``."""
         return torch.randint(below, shape, generator=self.generator)
 
-    def booleans(self, *shape: int) -> torch.Tensor:
+    def draw_booleans(self, *shape: int) -> torch.Tensor:
         """Return booleans, three quarters of them true."""
         return torch.rand(shape, generator=self.generator) < 0.75
 
@@ -92,22 +92,22 @@ def _randomize_statistics(norm: Any) -> None:
 
 def _image(channels: int, size: int) -> Call:
     """Return a maker of ``x[n, channels, size, size]``."""
-    return lambda sampler, n, _: sampler.floats(n, channels, size, size)
+    return lambda sampler, n, _: sampler.draw_floats(n, channels, size, size)
 
 
 def _sequence(features: int) -> Call:
     """Return a maker of ``x[n, m, features]``."""
-    return lambda sampler, n, m: sampler.floats(n, m, features)
+    return lambda sampler, n, m: sampler.draw_floats(n, m, features)
 
 
 def _tokens(count: int) -> Call:
     """Return a maker of ``tokens[n, m]``."""
-    return lambda sampler, n, m: sampler.integers(count, n, m)
+    return lambda sampler, n, m: sampler.draw_integers(count, n, m)
 
 
 NETWORKS: Mapping[str, Network] = {
-    "mlp": Network(sequences.Perceptron, lambda sampler, n, _: sampler.floats(n, 32)),
-    "mlp-static": Network(sequences.Normed, lambda sampler, n, _: sampler.floats(n, 32), batches=(2, 2)),
+    "mlp": Network(sequences.Perceptron, lambda sampler, n, _: sampler.draw_floats(n, 32)),
+    "mlp-static": Network(sequences.Normed, lambda sampler, n, _: sampler.draw_floats(n, 32), batches=(2, 2)),
     "conv-batch-norm": Network(images.ConvBatchNorm, _image(3, 8)),
     "residual": Network(images.Residual, _image(3, 8), training_options={"batch_norm": "live"}),
     "depthwise": Network(images.Depthwise, _image(3, 8)),
@@ -120,17 +120,17 @@ NETWORKS: Mapping[str, Network] = {
     "group-norm": Network(images.GroupNormed, _image(3, 8)),
     "convnext": Network(images.ConvNext, _image(3, 8)),
     "pixel-shuffle": Network(
-        images.PixelShuffled, lambda sampler, n, m: sampler.floats(n, 3, m, m + 2), lengths=(6, 9)
+        images.PixelShuffled, lambda sampler, n, m: sampler.draw_floats(n, 3, m, m + 2), lengths=(6, 9)
     ),
-    "conv1d": Network(images.Temporal, lambda sampler, n, m: sampler.floats(n, 4, m), lengths=(12, 17)),
-    "conv3d": Network(images.Volumetric, lambda sampler, n, _: sampler.floats(n, 2, 4, 8, 8)),
+    "conv1d": Network(images.Temporal, lambda sampler, n, m: sampler.draw_floats(n, 4, m), lengths=(12, 17)),
+    "conv3d": Network(images.Volumetric, lambda sampler, n, _: sampler.draw_floats(n, 2, 4, 8, 8)),
     "vision-transformer": Network(images.VisionTransformer, _image(3, 8)),
     "mixer": Network(sequences.Mixer, _sequence(16)),
     "attention": Network(sequences.Attention, _sequence(64), lengths=(6, 9)),
     "encoder": Network(sequences.Encoder, _sequence(16), lengths=(6, 9)),
     "masked-attention": Network(
         sequences.MaskedAttention,
-        lambda sampler, n, m: (sampler.floats(n, m, 16), sampler.booleans(n, m)),
+        lambda sampler, n, m: (sampler.draw_floats(n, m, 16), sampler.draw_booleans(n, m)),
         lengths=(6, 9),
     ),
     "embedding": Network(sequences.Embedded, _tokens(20), lengths=(6, 9)),
@@ -139,11 +139,11 @@ NETWORKS: Mapping[str, Network] = {
     "gru": Network(sequences.Gru, _sequence(12)),
     "two-inputs": Network(
         sequences.TwoInputs,
-        lambda sampler, n, _: {"image": sampler.floats(n, 3, 8, 8), "features": sampler.floats(n, 8)},
+        lambda sampler, n, _: {"image": sampler.draw_floats(n, 3, 8, 8), "features": sampler.draw_floats(n, 8)},
     ),
     "dict-outputs": Network(images.DictOutputs, _image(3, 8)),
     "gated": Network(sequences.Gated, _sequence(16), lengths=(6, 9)),
-    "shared-layer": Network(sequences.SharedLayer, lambda sampler, n, _: sampler.floats(n, 16)),
+    "shared-layer": Network(sequences.SharedLayer, lambda sampler, n, _: sampler.draw_floats(n, 16)),
     "indexing": Network(sequences.Indexing, _sequence(16), lengths=(6, 9)),
 }
 

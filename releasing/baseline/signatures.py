@@ -61,7 +61,7 @@ def _describe_top_level() -> Iterator[tuple[str, str]]:
 
 def _describe_plugin_interface() -> Iterator[tuple[str, str]]:
     """Yield the public names of the core, and those of other modules that plugins import."""
-    names = {f"{module}.{name}" for module in _modules_of_core() for name in _defined_in(module)}
+    names = {f"{module}.{name}" for module in _modules_of_core() for name in _find_defined_names(module)}
     for path in sorted(names | set(_collect_plugin_imports())):
         module, _, name = path.rpartition(".")
         try:
@@ -84,7 +84,7 @@ def _modules_of_core() -> Iterator[str]:
             yield found.name
 
 
-def _defined_in(module: str) -> Iterator[str]:
+def _find_defined_names(module: str) -> Iterator[str]:
     """Yield the public names that the source of a module binds at its top level, imports left out."""
     file = importlib.import_module(module).__file__
     assert file is not None

@@ -16,7 +16,7 @@ from releasing.distributions import ROOT
 DATA = ROOT / "build" / "coverage"
 SOURCES = ("clika_ref", *(f"clika_ref_{path.name}" for path in sorted((ROOT / "plugins").iterdir()) if path.is_dir()))
 LIMIT_ALL, LIMIT_PACKAGE = 2.0, 4.0
-"""Points of coverage that the default tests may be below all tests: of everything, and of one package (issue 38)."""
+"""Maximum difference of coverage between the default tests and all tests, in points: in total, and of one package."""
 
 CONFIG = """[run]
 source_pkgs = {sources}
@@ -63,7 +63,7 @@ def measure(kind: str, expression: str) -> None:
     words = ["-n", "2", "-q", "-m", expression, "-p", "no:cacheprovider", "-p", "releasing.default_tests.contexts"]
     done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False)
     if done.returncode:
-        print(f"pytest -m {expression!r} ended with {done.returncode}: what failed tests execute is counted")
+        print(f"pytest -m {expression!r} ended with {done.returncode}: lines that failed tests execute are counted")
     measured = coverage.Coverage(data_file=str(DATA / kind), config_file=str(config))
     measured.combine([str(DATA)], strict=True)
     measured.save()

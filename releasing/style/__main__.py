@@ -3,5 +3,6 @@
 import sys
 
 from releasing.style.check import check_style, read_files
+from releasing.style.terms import read_term_table
 
-sys.exit(check_style(read_files()))
+sys.exit(check_style(read_files(), read_term_table()))

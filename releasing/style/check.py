@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from releasing.distributions import ROOT, list_files
 from releasing.style.figures import measure_figures
-from releasing.style.terms import find_term_faults
+from releasing.style.terms import TermTable, find_term_faults
 
 
 def read_files() -> dict[str, str]:
@@ -14,9 +14,14 @@ def read_files() -> dict[str, str]:
     return {name: (ROOT / name).read_text(encoding="utf-8", errors="replace") for name in list_files(ROOT)}
 
 
-def check_style(files: Mapping[str, str]) -> int:
-    """Print each term to replace and each figure, with the lines to change; return the exit status."""
-    faults = list(find_term_faults(files))
+def check_style(files: Mapping[str, str], table: TermTable) -> int:
+    """Print each term to replace and each figure, with the lines to change; return the exit status.
+
+    Args:
+        files: the text of each file, by its path from the root.
+        table: the terms and their exceptions.
+    """
+    faults = list(find_term_faults(files, table))
     for fault in faults:
         print(fault)
     print(

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from releasing.style.comments import is_configuration, read_comments, strip_code
+
 RELATIVE_CHAIN = r"\b(of|by|in|to|from|with|for|at|behind|along|on) (which|whom|what)\b|\bwhose\b"
 NOMINAL_WHAT = r"\bwhat (is|was|it|they|the|a|an|of|are|were|that|this|you|others?|each|both)\b"
 DIALECT_WORD = (
@@ -51,6 +53,11 @@ MAX_LINES_SHOWN = 20
 
 CODE_FOLDERS = ("clika_ref/", "plugins/", "conformance/clika_ref_conformance/")
 
+SCRIPT_FOLDERS = ("benchmarks/", "examples/", "releasing/", "docs/building/")
+
+SKIPPED_PATHS = ("releasing/renaming/", "releasing/style/")
+"""The map of old to new names, which goes when issue 38 is done, and the sources that quote the words counted here."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -78,19 +85,33 @@ class Prose:
 
 
 def measure_figures(files: Mapping[str, str]) -> list[Figure]:
-    """Return the figures of documents and docstrings, and the share of functions that a participle names."""
+    """Return the figures of documents, docstrings and scripts, and the share of functions that a participle names.
+
+    Scripts are the docstrings and comments of examples and tools, and the text of configuration files.
+    """
+    files = {path: text for path, text in files.items() if not path.startswith(SKIPPED_PATHS)}
     documents = [
         Prose(path, 1, strip_markdown(text))
         for path, text in files.items()
         if path.endswith(".md") and not path.startswith(("CHANGELOG", "tests/"))
     ]
-    trees = {
-        path: ast.parse(text) for path, text in files.items() if path.endswith(".py") and path.startswith(CODE_FOLDERS)
+    trees = _parse_folders(files, CODE_FOLDERS)
+    scripts = _parse_folders(files, SCRIPT_FOLDERS)
+    prose = {
+        "documents": documents,
+        "docstrings": [prose for path, tree in trees.items() for prose in find_docstrings(path, tree)],
+        "scripts": [
+            *(prose for path, tree in scripts.items() for prose in find_docstrings(path, tree)),
+            *(Prose(path, line, text) for path in scripts for line, text in read_comments(files[path])),
+            *(Prose(path, 1, strip_code(text)) for path, text in files.items() if is_configuration(path)),
+        ],
     }
-    docstrings = [prose for path, tree in trees.items() for prose in find_docstrings(path, tree)]
-    prose = {"documents": documents, "docstrings": docstrings}
     figures = [_measure_prose(label, pieces, name) for label, pieces in prose.items() for name in PROSE_LIMITS]
-    return [*figures, measure_participles(trees)]
+    return [*figures, measure_participles({**trees, **scripts})]
+
+
+def _parse_folders(files: Mapping[str, str], folders: tuple[str, ...]) -> dict[str, ast.Module]:
+    return {path: ast.parse(text) for path, text in files.items() if path.endswith(".py") and path.startswith(folders)}
 
 
 def strip_markdown(text: str) -> str:

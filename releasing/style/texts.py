@@ -1,4 +1,4 @@
-"""Find the texts and the names that a user reads: messages, help, labels, documents, public names and file names."""
+"""Find the texts and names that people read: messages, help, labels, docstrings, comments, public names and files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from releasing.style.comments import is_configuration, read_comments, strip_code
 from releasing.style.figures import strip_markdown
 
 HELP_MODULES = re.compile(r"plugins/cli/clika_ref_cli/\w*commands\.py|clika_ref/settings/\w+\.py")
@@ -37,14 +38,17 @@ class Text:
 
 
 def find_texts(path: str, source: str) -> Iterator[Text]:
-    """Yield the texts of a file that a user reads, and its public names."""
+    """Yield the texts of a file that people read, and its public names."""
     yield from (Text(1, "file name", part) for part in PurePosixPath(path).parts)
     if path.endswith(".py"):
         tree = ast.parse(source, path)
         yield from _find_literals(tree, source.splitlines())
         yield from _find_rule_names(tree)
         yield from _find_help(path, source, tree)
+        yield from (Text(line, "comment", text) for line, text in read_comments(source))
         yield from _find_names(tree.body)
+    elif is_configuration(path):
+        yield Text(1, "configuration", strip_code(source))
     elif path.endswith(".md"):
         yield Text(1, "document", _blank(r"`[^`\n]*`", strip_markdown(source)))
     elif path.endswith(ASSET_SUFFIXES):
@@ -59,21 +63,23 @@ def _blank(pattern: str, text: str) -> str:
 
 
 def _find_literals(tree: ast.Module, lines: list[str]) -> Iterator[Text]:
-    """Yield the string literals of two words and more, docstrings excluded."""
+    """Yield the string literals of two words and more, and ids of tests; docstrings are excluded."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts: set[int] = set()
-    helps: set[int] = set()
+    kinds: dict[int, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            parts |= {id(part) for part in node.values}
+            skipped |= {id(part) for part in node.values}
         elif isinstance(node, ast.keyword) and node.arg == "help":
-            helps.add(id(node.value))
+            kinds[id(node.value)] = "help"
+        elif isinstance(node, ast.keyword) and node.arg in {"id", "ids"}:
+            kinds |= dict.fromkeys(map(id, ast.walk(node.value)), "test id")
     for node in ast.walk(tree):
-        if id(node) in skipped | parts:
+        if id(node) in skipped:
             continue
-        text = _literal_text(node)
-        if text is not None and isinstance(node, ast.expr) and re.search(r"[A-Za-z]\W*\s+\W*[A-Za-z]", text):
-            kind = "help" if id(node) in helps else "message"
+        text, kind = _literal_text(node), kinds.get(id(node), "message")
+        if text is None or not isinstance(node, ast.expr):
+            continue
+        if kind == "test id" or re.search(r"[A-Za-z]\W*\s+\W*[A-Za-z]", text):
             first, last = node.lineno, node.end_lineno or node.lineno
             yield Text(first, kind, text, tuple(lines[first - 1 : last]))
 
@@ -94,17 +100,15 @@ def _find_rule_names(tree: ast.Module) -> Iterator[Text]:
 
 
 def _find_help(path: str, source: str, tree: ast.Module) -> Iterator[Text]:
-    """Yield the docstrings that the command line shows."""
-    if "help=__doc__" in source and (docstring := ast.get_docstring(tree, clean=False)):
-        yield Text(1, "help", docstring)
-    if HELP_MODULES.fullmatch(path):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Expr) and (text := _literal_text(node.value)) is not None:
-                yield Text(node.lineno, "help", text)
-        return
+    """Yield the docstrings: the command line shows some of them as its help."""
+    shown = {id(tree.body[0])} if "help=__doc__" in source and tree.body else set()
     for node in ast.walk(tree):
         if isinstance(node, Function) and any(_is_command(d) for d in node.decorator_list):
-            yield Text(node.body[0].lineno, "help", ast.get_docstring(node, clean=False) or "")
+            shown.add(id(node.body[0]))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and (text := _literal_text(node.value)) is not None:
+            is_help = id(node) in shown or HELP_MODULES.fullmatch(path)
+            yield Text(node.lineno, "help", text) if is_help else Text(node.lineno, "docstring", strip_code(text))
 
 
 def _is_command(decorator: ast.expr) -> bool:

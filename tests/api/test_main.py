@@ -9,7 +9,7 @@ import pytest
 import clika_ref.__main__ as command
 
 
-def test_main_without_the_command_line_says_what_to_install(monkeypatch):
+def test_main_without_the_command_line_names_package(monkeypatch):
     monkeypatch.setattr(command, "entry_points", lambda **_: ())
     with pytest.raises(SystemExit) as ended:
         command.main()

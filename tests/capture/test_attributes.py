@@ -179,7 +179,7 @@ def test_capture_rebound_buffers_follow_eager(within):
         assert torch.equal(module(x), eager(x))
 
 
-def test_capture_rebound_buffer_missed_by_trace_rejected(monkeypatch):
+def test_capture_rebound_buffer_without_trace_rejected(monkeypatch):
     """A rebound buffer that the trace does not see raises an error that names it."""
     monkeypatch.setattr(capture, "select_tracers", lambda dynamic: TRACERS[-1:])
     with pytest.raises(ModelError, match=r"forward writes to inner.count in a way that this trace does not record"):
@@ -303,9 +303,9 @@ class Noting(nn.Module):
     classwide = None
     seen = ()
 
-    def __init__(self, held, note):
+    def __init__(self, stored, note):
         super().__init__()
-        self.held, self.note = held, note
+        self.held, self.note = stored, note
 
     def forward(self, x):
         self.note(self, x * 1)
@@ -325,23 +325,23 @@ NOTES = {
 }
 
 
-@pytest.mark.parametrize("refused", [False, True])
-@pytest.mark.parametrize(("held", "note"), NOTES.values(), ids=NOTES)
-def test_capture_writes_to_objects_and_containers_undone(held, note, refused):
+@pytest.mark.parametrize("unsupported", [False, True])
+@pytest.mark.parametrize(("stored", "note"), NOTES.values(), ids=NOTES)
+def test_capture_writes_to_objects_and_containers_undone(stored, note, unsupported):
     """Fake tensors and proxies that forward stores in objects are removed."""
 
     def note_and_write(model, x):
         note(model, x)
-        if refused and x.sum() > 0:
+        if unsupported and x.sum() > 0:
             x.add_(1)
 
-    model = Noting(copy.deepcopy(held), note_and_write)
-    if refused:
+    model = Noting(copy.deepcopy(stored), note_and_write)
+    if unsupported:
         with pytest.raises(ModelError, match="cannot be captured as one graph"):
             clika_compile(model, tracing_inputs=[torch.ones(2, 3)])
     else:
         clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=False)
-    assert str(copy.deepcopy(model).held) == str(held)
+    assert str(copy.deepcopy(model).held) == str(stored)
 
 
 def test_capture_self_referencing_object_opened_once():
@@ -443,7 +443,7 @@ class Calling(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "model", [Calling(), Noting(None, lambda _model, x: record_in_global(x))], ids=["method", "held"]
+    "model", [Calling(), Noting(None, lambda _model, x: record_in_global(x))], ids=["method", "stored"]
 )
 def test_capture_module_functions_leave_no_proxies_in_globals(model):
     """Functions of a module leave no traced tensors in globals."""

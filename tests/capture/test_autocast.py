@@ -108,7 +108,7 @@ def contract(net, x):
     return alike, mixed, torch.einsum("bij,bkj,jl->bikl", y, x, weight)
 
 
-def take_dot_products(net, x):
+def compute_dots(net, x):
     weight = net.layer.weight
     return torch.tensordot(x, weight, dims=([2], [0])), torch.inner(x, weight), torch.dot(x[0, 0], weight[0])
 
@@ -118,12 +118,12 @@ def keep_dtypes(net, x):
     return torch.einsum("bij,bij->bij", y, x), y.softmax(-1, dtype=torch.float32), x.type_as(y), y.double()
 
 
-@pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
-@pytest.mark.parametrize("compute", [contract, take_dot_products, keep_dtypes])
-def test_autocast_casts_inside_composite_call_match_eager(compile_and_compare, compute, sides):
+@pytest.mark.parametrize("ranks", [1, 2], ids=["static", "dynamic"])
+@pytest.mark.parametrize("compute", [contract, compute_dots, keep_dtypes])
+def test_autocast_casts_inside_composite_call_match_eager(compile_and_compare, compute, ranks):
     """Casts of autocast inside a composite call match eager."""
-    inputs = [torch.randn(2, 3, 4), torch.randn(3, 5, 4)][:sides]
-    compile_and_compare(Region(compute), inputs, [torch.randn(4, 7, 4)] * (sides - 1))
+    inputs = [torch.randn(2, 3, 4), torch.randn(3, 5, 4)][:ranks]
+    compile_and_compare(Region(compute), inputs, [torch.randn(4, 7, 4)] * (ranks - 1))
 
 
 def test_autocast_gradients_flow_through_inner_casts():
@@ -137,7 +137,7 @@ def test_autocast_gradients_flow_through_inner_casts():
 
 def test_autocast_cast_composite_call_decomposed(compile_and_compare):
     """A composite call with inner casts is decomposed."""
-    module = compile_and_compare(Region(take_dot_products), [torch.randn(2, 3, 4)])
+    module = compile_and_compare(Region(compute_dots), [torch.randn(2, 3, 4)])
     assert not {"tensordot", "inner"} & {node.op.name for node in module.graph.nodes}
 
 

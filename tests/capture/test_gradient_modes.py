@@ -165,7 +165,7 @@ def checkpoint_nested(net, x):
     return net.head(checkpoint(partial(checkpoint, net.layer, use_reentrant=False), x, use_reentrant=False))
 
 
-BEHIND = {
+AFTER = {
     "function": lambda net, x: net.head(Double.apply(net.layer(x))),
     "function with gradients": lambda net, x: net.head(DoubleWithGradients.apply(net.layer(x))),
     "function in a region": within_no_grad(Double.apply),
@@ -184,7 +184,7 @@ BEHIND = {
 
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad], ids=["plain", "no_grad"])
-@pytest.mark.parametrize("compute", BEHIND.values(), ids=BEHIND)
+@pytest.mark.parametrize("compute", AFTER.values(), ids=AFTER)
 @pytest.mark.filterwarnings("ignore:.*requires_grad=True:UserWarning", "ignore:.*loses its backward:UserWarning")
 def test_capture_functions_and_checkpoints_train_as_eager(compute, around, assert_gradients_match):
     """Autograd functions and checkpoints that switch gradients train as eager."""

@@ -154,7 +154,7 @@ class Net(torch.nn.Module):
 
     def decode(self, z):
         if z.ndim == 0:
-            message = "no sides"
+            message = "no dims"
             raise ValueError(message)
         return z.mul_(2)
 
@@ -275,7 +275,7 @@ def test_inputs_catcher_raising_calls_recorded():
     """Calls that raise are recorded, and the method is restored."""
     net = Net()
     caught = clika_install_inputs_catcher(net.decode)
-    with pytest.raises(ValueError, match="no sides"):
+    with pytest.raises(ValueError, match="no dims"):
         net.decode(torch.tensor(1.0))
     net.decode(z=make_x())
     assert is_same(caught(), [torch.tensor(1.0), {"z": make_x()}])

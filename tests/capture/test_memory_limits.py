@@ -135,7 +135,7 @@ def test_run_in_one_stack_chunk_avoids_page_faults():
     assert run_in_one_stack_chunk(count_most_faults)() < 20
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="mended in Python")
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="fixed in Python 3.13")
 def test_python_stack_chunk_boundary_causes_page_faults():
     """If this fails, Python no longer needs `run_in_one_stack_chunk`."""
     assert count_most_faults() >= 100

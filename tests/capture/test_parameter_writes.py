@@ -65,7 +65,7 @@ def test_parameter_write_follows_eager_and_undone(discard, write):
         ),
     ],
 )
-def test_parameter_write_missed_by_trace_rejected(discard, write, message):
+def test_parameter_write_without_trace_rejected(discard, write, message):
     """Writes that the trace does not see raise an error and are undone."""
     model = Writing(write)
     with pytest.raises(ModelError, match=message):

@@ -93,7 +93,7 @@ def test_trace_patches_current_thread_only():
         return TRACERS[-1].run(module, call, shapes)
 
     answers = []
-    trace(Tracer("beside another thread", run, oblivious=True), nn.ReLU(), ModelCall((torch.ones(2, 3),), {}), None)
+    trace(Tracer("next to another thread", run, oblivious=True), nn.ReLU(), ModelCall((torch.ones(2, 3),), {}), None)
     assert answers == [(True, 0)]
 
 

@@ -43,7 +43,7 @@ def write_through_views(x):
     return y
 
 
-@pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
+@pytest.mark.parametrize("shapes", [1, 2], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
     "function",
     [
@@ -56,9 +56,9 @@ def write_through_views(x):
         write_through_views,
     ],
 )
-def test_promoting_write_cast_to_destination(compile_and_compare, function, sides):
+def test_promoting_write_cast_to_destination(compile_and_compare, function, shapes):
     """The result of an in-place call is cast to the dtype of its destination."""
-    inputs = [torch.rand(3, 4) * 100, torch.rand(5, 4) * 100][:sides]
+    inputs = [torch.rand(3, 4) * 100, torch.rand(5, 4) * 100][:shapes]
     compile_and_compare(function, inputs, [torch.full((3, 4), 200.0), torch.randn(3, 4).abs()])
 
 
@@ -109,11 +109,11 @@ def mm_into_out(_, x):
     return torch.mm(x, x.t(), out=out)
 
 
-@pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
+@pytest.mark.parametrize("shapes", [1, 2], ids=["static", "dynamic"])
 @pytest.mark.parametrize("compute", [add_residual, addmm_in_place, mm_into_out])
-def test_promoting_write_autocast_does_not_cast(compute, sides):
+def test_promoting_write_autocast_does_not_cast(compute, shapes):
     """Autocast does not cast for in-place calls, compared bit by bit."""
     model = Autocast(compute)
-    module = clika_compile(model, tracing_inputs=[torch.zeros(4, 4), torch.zeros(5, 4)][:sides])
+    module = clika_compile(model, tracing_inputs=[torch.zeros(4, 4), torch.zeros(5, 4)][:shapes])
     x = torch.randn(4, 4)
     torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)

@@ -41,7 +41,7 @@ def compute_gradients(model):
         lambda y, gain: (2 * y).clamp(max=gain.item()),
         lambda y, gain: y.masked_fill(y > 1, gain.reshape(1).item()),
     ],
-    ids=["float", "item of a result", "clamp", "one element with a side"],
+    ids=["float", "item of a result", "clamp", "one element with a dim"],
 )
 def test_item_stops_gradients(function):
     """No gradient flows through a number that is read from a tensor."""

@@ -36,29 +36,29 @@ class Around(nn.Module):
 
 
 def return_read_state(self, x):
-    held = self.old
-    self.old = held * 0.5
-    return x, held
+    stored = self.old
+    self.old = stored * 0.5
+    return x, stored
 
 
 def return_part_of_read_state(self, x):
-    held = self.old
-    self.old = held * 0.5
-    return x, held[:2]
+    stored = self.old
+    self.old = stored * 0.5
+    return x, stored[:2]
 
 
 def write_read_state(self, x):
-    held = self.old
-    held.mul_(0.5)
-    return x, held, self.old[:2]
+    stored = self.old
+    stored.mul_(0.5)
+    return x, stored, self.old[:2]
 
 
 def write_and_assign(self, x):
-    held = self.old
-    held.add_(x.sum())
-    self.old = held + 1
-    held.mul_(2)
-    return held, self.old
+    stored = self.old
+    stored.add_(x.sum())
+    self.old = stored + 1
+    stored.mul_(2)
+    return stored, self.old
 
 
 def write_assigned_state(self, x):
@@ -185,23 +185,23 @@ class Growing(nn.Module):
     def __init__(self, grow, buffer):
         super().__init__()
         self.grow = grow
-        self.register_buffer("held", buffer)
+        self.register_buffer("stored", buffer)
 
     def forward(self, x):
         self.held = self.grow(self.held, x)
         return x + self.held.sum()
 
 
-def append_rows(held, x):
-    return torch.cat([held, x])
+def append_rows(stored, x):
+    return torch.cat([stored, x])
 
 
-def start_or_add(held, x):
-    return x if held is None else held + x
+def start_or_add(stored, x):
+    return x if stored is None else stored + x
 
 
-def extend_table(held, x):
-    return torch.arange(float(x.shape[1])) if held is None or held.numel() < x.shape[1] else held
+def extend_table(stored, x):
+    return torch.arange(float(x.shape[1])) if stored is None or stored.numel() < x.shape[1] else stored
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def extend_table(held, x):
         (
             append_rows,
             torch.zeros(0, 4),
-            r"assigns 'held' to float32\[3, 4\] from float32\[0, 4\], and the next call reads",
+            r"assigns 'stored' to float32\[3, 4\] from float32\[0, 4\], and the next call reads",
         ),
-        (start_or_add, None, r"assigns 'held' to float32\[3, 4\] from nothing, and the next call reads it"),
+        (start_or_add, None, r"assigns 'stored' to float32\[3, 4\] from nothing, and the next call reads it"),
     ],
 )
 def test_state_of_other_shape_read_by_next_call_rejected(grow, buffer, message):
@@ -229,7 +229,7 @@ def test_state_cached_table_accepted_with_warning(buffer, tmp_path):
     for _ in range(2):
         torch.testing.assert_close(module(x), torch.full((3, 4), 7.0))
     (log,) = tmp_path.iterdir()
-    assert "Warning: forward assigns 'held' to float32[4] from" in log.read_text()
+    assert "Warning: forward assigns 'stored' to float32[4] from" in log.read_text()
 
 
 def test_state_rebound_parameter_rejected():

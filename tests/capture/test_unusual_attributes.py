@@ -15,9 +15,9 @@ from clika_ref.capture.saved_tensors import save_tensor
 class Holding(nn.Module):
     """Stores a value under a name and inside a container."""
 
-    def __init__(self, held):
+    def __init__(self, stored):
         super().__init__()
-        self.direct, self.inside = held, {"a": [held]}
+        self.direct, self.inside = stored, {"a": [stored]}
 
     def forward(self, x):
         return x * 2

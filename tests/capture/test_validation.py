@@ -53,8 +53,8 @@ def test_guard_evidence_tests_violated_guards_once():
     assert not evidence.is_run_useful([low, two])
 
 
-@pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
-def test_validation_wrong_declared_dtype_rejected(monkeypatch, sides):
+@pytest.mark.parametrize("sizes", [1, 2], ids=["static", "dynamic"])
+def test_validation_wrong_declared_dtype_rejected(monkeypatch, sizes):
     """A graph that declares other types than it computes raises an error, for any input."""
 
     def infer_input_dtypes(_, __, ___, fakes):
@@ -63,7 +63,7 @@ def test_validation_wrong_declared_dtype_rejected(monkeypatch, sides):
     def multiply_in_half(x):
         return x.half().mul_(x).float()
 
-    inputs = [torch.ones(2, 4), torch.ones(3, 4)][:sides]
+    inputs = [torch.ones(2, 4), torch.ones(3, 4)][:sizes]
     clika_compile(multiply_in_half, tracing_inputs=inputs)
     monkeypatch.setattr(importer, "_infer_dtypes", infer_input_dtypes)
     with pytest.raises(

@@ -95,13 +95,13 @@ def test_find_slow_layers_timed_with_fused_nodes():
     """A layer is timed with the nodes that the runtime fuses into it."""
     target = Slow({"conv2d": 0.0, "linear": 0.0})
     LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(trace_graph(), DATA[:1])
-    assert sorted(target.kinds) == [["conv2d", "relu"]] * 6 + [["linear"]] * 2, "each in float and in integers"
+    assert sorted(target.kinds) == [["conv2d", "relu"]] * 6 + [["linear"]] * 2, "each in float and in INT8"
 
 
-@pytest.mark.parametrize(("least", "is_along"), [(0.0, True), (-1.0, False)])
-def test_find_slow_layers_hardtanh_timed_only_if_fused(least, is_along):
+@pytest.mark.parametrize(("min_val", "is_along"), [(0.0, True), (-1.0, False)])
+def test_find_slow_layers_hardtanh_timed_only_if_fused(min_val, is_along):
     """A layer is timed with a hardtanh only if the runtime fuses it."""
-    target, model = Slow({"conv2d": 0.0}), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(least, 6.0)).eval()
+    target, model = Slow({"conv2d": 0.0}), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(min_val, 6.0)).eval()
     bounded = clika_compile(model, tracing_inputs=DATA[:1]).graph.clone()
     LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(bounded, DATA[:1])
     assert target.kinds == [["conv2d", "hardtanh"] if is_along else ["conv2d"]] * 2

@@ -61,8 +61,8 @@ def test_graph_nodes_may_change_during_iteration(graph):
     for node in graph.nodes:
         seen.append(node.name)
         if len(seen) == 1:
-            graph.erase(node)  # iteration goes on from here
-            graph("neg", x)  # and sees what is added behind
+            graph.erase(node)  # iteration continues from here
+            graph("neg", x)  # and reaches nodes that are added after it
     assert seen == ["neg", "neg_1", "neg_2", "neg_3"]
     assert node_names(graph) == ["neg_1", "neg_2", "neg_3"]
     assert [n.name for n in graph.nodes_backward()] == ["neg_3", "neg_2", "neg_1"]

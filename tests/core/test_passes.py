@@ -180,8 +180,8 @@ def test_pipeline_broken_invariant_names_pass(chain, operator_table):
         graph.set_input(node, 0, node.output)
 
     with pytest.raises(PassError, match="before it is computed") as caught:
-        make_pipeline(operator_table, Step("fine"), Step("spoil", make_cycle)).run(chain)
-    assert "after the pass spoil" in caught.value.__notes__
+        make_pipeline(operator_table, Step("fine"), Step("break", make_cycle)).run(chain)
+    assert "after the pass break" in caught.value.__notes__
 
 
 def test_pipeline_changed_outputs_name_pass_and_error_class(chain, operator_table):

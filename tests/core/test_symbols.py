@@ -75,13 +75,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("expr", "wanted"), CASES, ids=lambda c: str(c) if isinstance(c, sympy.Basic) else "")
-def test_evaluate_matches_python(expr, wanted):
+@pytest.mark.parametrize(("expr", "expected"), CASES, ids=lambda c: str(c) if isinstance(c, sympy.Basic) else "")
+def test_evaluate_matches_python(expr, expected):
     """An expression has the result of the same Python expression."""
     assert expr.free_symbols, "folded before it was tested"
     for n, m in ((0, 5), (1, 1), (2, 7), (5, 2), (6, 6), (17, 16)):
         result = evaluate(expr, {"n": n, "m": m})
-        assert result == wanted(n, m), (n, m)
+        assert result == expected(n, m), (n, m)
 
 
 def test_evaluate_cases_cover_every_function():
@@ -110,7 +110,7 @@ def test_evaluate_missing_symbol_raises_key_error():
 
 
 @pytest.mark.parametrize(
-    ("atom", "wanted"),
+    ("atom", "expected"),
     [
         (sympy.Integer(3), 3),
         (sympy.Rational(1, 3), Fraction(1, 3)),
@@ -122,10 +122,10 @@ def test_evaluate_missing_symbol_raises_key_error():
         (sympy.pi, math.pi),
     ],
 )
-def test_atom_to_number_returns_python_number(atom, wanted):
+def test_atom_to_number_returns_python_number(atom, expected):
     """Each atom of sympy becomes a Python number of the matching type."""
-    assert atom_to_number(atom) == wanted
-    assert type(atom_to_number(atom)) is type(wanted)
+    assert atom_to_number(atom) == expected
+    assert type(atom_to_number(atom)) is type(expected)
 
 
 def test_expr_to_function_unknown_function_raises():

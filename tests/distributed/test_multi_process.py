@@ -264,14 +264,14 @@ def test_clika_compile_unresponsive_rank_named(tmp_path):
 # Training
 
 
-def assert_parameters_close(found, wanted):
+def assert_parameters_close(found, expected):
     """Compare parameters with those of one process, whose gradient sums are rounded differently.
 
     Another rounding may change a quantized value, which changes the gradient of its scale by some per cent if few
     elements share the scale. A sum in place of a mean would be wrong by a factor of two.
     """
-    assert found.keys() == wanted.keys()
-    for name, numbers in wanted.items():
+    assert found.keys() == expected.keys()
+    for name, numbers in expected.items():
         rel, off = (0.2, 1e-3) if name.startswith("clika.log") else (1e-4, 1e-5)
         assert found[name] == pytest.approx(numbers, rel=rel, abs=off), name
 

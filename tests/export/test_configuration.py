@@ -73,15 +73,15 @@ def read_dtypes(path):
     return {node.op_type: types[node.input[0]] for node in model.graph.node if node.input}, model
 
 
-@pytest.mark.parametrize("places", [[0], [2, 0], [-1]])
-def test_keep_outputs_at_idx_selects_outputs_in_order(places, tmp_path):
+@pytest.mark.parametrize("indices", [[0], [2, 0], [-1]])
+def test_keep_outputs_at_idx_selects_outputs_in_order(indices, tmp_path):
     """`keep_outputs_at_idx` selects outputs in order and removes the nodes of others."""
     module = compile_net()
-    with export_configuration(keep_outputs_at_idx=places):
+    with export_configuration(keep_outputs_at_idx=indices):
         artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
-    assert list(artifact.output_names) == [f"output_{place % 3}" for place in places]
+    assert list(artifact.output_names) == [f"output_{index % 3}" for index in indices]
     kinds = [node.op_type for node in onnx.load(artifact.path).graph.node]
-    assert ("LayerNormalization" in kinds) == (0 in places), "what only other outputs need is left out"
+    assert ("LayerNormalization" in kinds) == (0 in indices), "what only other outputs need is left out"
 
 
 def test_keep_outputs_at_idx_names_selected_outputs(tmp_path):
@@ -141,7 +141,7 @@ def test_export_fp16_bf16_quantized_scales_without_casts(form, deployment, tmp_p
     """Quantized FP16 and BF16 files have scales of that dtype and no extra casts."""
     module = compile_net(deployment, WHOLE)
     if deployment.is_OpenVINO_ONNX() and form == "export_bf16" and "avx512_bf16" in cpu.cpu_flags():
-        # OpenVINO 2026.4 computes something else at each run there; the comparison keeps such a file from its place.
+        # OpenVINO 2026.4 computes something else at each run there; the comparison rejects such a file.
         with export_configuration(export_bf16=True), pytest.raises(TargetError, match="cannot verify the artifact"):
             module.clika_export(tmp_path / "half.onnx")
         module.clika_state.configure(deployment, ClikaCompileOptions(compare_after_export=False))

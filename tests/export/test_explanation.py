@@ -140,8 +140,8 @@ def test_explanation_str_table_and_summary():
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
-def test_explanation_missed_lists_unexecuted_plan(monkeypatch, is_planned):
-    """Layers planned in INT8 that run in float are listed as missed."""
+def test_explanation_lists_unexecuted_plan(monkeypatch, is_planned):
+    """Layers planned in INT8 that run in float are listed."""
     module = compile_quantized() if is_planned else clika_compile(make_network(), tracing_inputs=[X])
     target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(
@@ -160,13 +160,13 @@ def test_explanation_missed_lists_unexecuted_plan(monkeypatch, is_planned):
 
 
 @pytest.mark.parametrize(
-    "said", [{}, {"conv2d": "fused", "conv2d_1": "fused", "linear": "fused"}], ids=["not", "fused"]
+    "reports", [{}, {"conv2d": "fused", "conv2d_1": "fused", "linear": "fused"}], ids=["not", "fused"]
 )
-def test_explanation_layer_unknown_to_runtime_missed(monkeypatch, said):
-    """A layer that the runtime does not name is listed as missed."""
+def test_explanation_lists_layer_unknown_to_runtime(monkeypatch, reports):
+    """A layer that the runtime does not name is listed."""
     module = compile_quantized()
     target = module.clika_state.registry.targets["onnxruntime"]
-    monkeypatch.setattr(type(target), "explain", lambda self, artifact: {"flatten": "fused", **said})
+    monkeypatch.setattr(type(target), "explain", lambda self, artifact: {"flatten": "fused", **reports})
     found = module.clika_explain()
     assert [(n.operator, n.runs) for n in found.not_quantized] == [
         ("conv2d", "not reported by the runtime"),

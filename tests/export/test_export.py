@@ -243,7 +243,7 @@ def existing_file(tmp_path):
 
 def assert_old_file_alone(path):
     assert path.read_bytes() == OLD
-    assert [p.name for p in path.parent.iterdir()] == [path.name], "something was left behind"
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "a temporary file was left"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])

@@ -25,7 +25,7 @@ def without_visualizer(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["clika_visualize", "clika_report"])
-def test_clika_module_without_visualizer_says_what_to_install(without_visualizer, monkeypatch, method, tmp_path):
+def test_clika_module_without_visualizer_names_package(without_visualizer, monkeypatch, method, tmp_path):
     message = (
         rf"^{method}: no loaded plugin draws pictures and writes reports \(loaded: aten, cleanup, onnxruntime\)\. "
         rf"Run {re.escape(INSTALL)}\."
@@ -41,7 +41,7 @@ def test_clika_module_without_visualizer_says_what_to_install(without_visualizer
         getattr(module, method)(tmp_path / "file.html")
 
 
-def test_notebook_html_without_visualizer_says_how_to_install(without_visualizer):
+def test_notebook_html_without_visualizer_names_package(without_visualizer):
     shown = compile_net()._repr_html_()
     assert f"<p>To draw it, run {INSTALL}.</p>" in shown
     assert "<svg" not in shown

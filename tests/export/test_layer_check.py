@@ -1,4 +1,4 @@
-"""Each layer of a quantized graph, run alone in its target and compared, to find the faulty side."""
+"""Each layer of a quantized graph, run alone in its target and compared, to find the faulty graph."""
 
 from dataclasses import replace
 

@@ -19,9 +19,9 @@ REGISTRY = load_registry()
 class Noisy:
     """ONNX Runtime, with an error that is a given multiple of each sample's quantization error."""
 
-    def __init__(self, shares, wanted, found):
+    def __init__(self, shares, expected, found):
         self.runtime = REGISTRY.targets["onnxruntime"]
-        self.result = wanted + (found - wanted) * torch.tensor(shares).sqrt().unsqueeze(1)
+        self.result = expected + (found - expected) * torch.tensor(shares).sqrt().unsqueeze(1)
 
     def __getattr__(self, name):
         return getattr(self.runtime, name)
@@ -46,9 +46,9 @@ def quantized_graph():
 
 
 def compare_noisy_target(compiled, shares):
-    graph, wanted = compiled
-    target = Noisy(shares, wanted, interpret(graph, [X])[0][0])
-    return compare_quantized(None, target, graph, [[X]], lambda _: [wanted])
+    graph, expected = compiled
+    target = Noisy(shares, expected, interpret(graph, [X])[0][0])
+    return compare_quantized(None, target, graph, [[X]], lambda _: [expected])
 
 
 def test_compare_quantized_sampling_noise_accepted(quantized_graph):

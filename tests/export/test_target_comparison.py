@@ -31,7 +31,7 @@ def compile_weight_only(bits, blocks=0):
 
 
 @pytest.mark.parametrize(
-    ("bits", "blocks", "said"),
+    ("bits", "blocks", "text"),
     [
         (
             8,
@@ -51,13 +51,13 @@ def compile_weight_only(bits, blocks=0):
         ),
     ],
 )
-def test_compare_targets_missing_width_or_block_in_row(bits, blocks, said):
+def test_compare_targets_missing_width_or_block_in_row(bits, blocks, text):
     """A target without the width or block size reports it in its row; other rows stay."""
     found = compile_weight_only(bits, blocks).clika_compare_targets(HERE, TENSORRT, OPENVINO)
     here, tensorrt, openvino = found.rows
     assert (here.layers, here.unsupported_reason, openvino.layers, openvino.unsupported_reason) == (2, "", 2, "")
     assert (tensorrt.target, tensorrt.layers) == ("tensorrt, emulated by ONNX Runtime", 0)
-    with pytest.raises(ModelError, match=f"for tensorrt, {said}"):
+    with pytest.raises(ModelError, match=f"for tensorrt, {text}"):
         raise ModelError(tensorrt.unsupported_reason)
     table = str(found).splitlines()
     assert [line.split("  ")[0] for line in table[1:4]] == [row.target for row in found.rows]

@@ -44,7 +44,7 @@ def test_clika_export_unchecked_branch_warned_once(tmp_path, capsys):
         (lambda x: x * 2, SIZES, {}),
         (lambda x: x.amax(1), [torch.rand(2, 3), torch.rand(3, 4)], {}),
     ],
-    ids=["static", "fixed", "no branch", "no empty side"],
+    ids=["static", "fixed", "no branch", "no empty dim"],
 )
 def test_clika_export_checked_guards_give_no_warning(function, inputs, options, tmp_path):
     """Static files, models without branches and empty calls give no warning."""
@@ -105,7 +105,7 @@ PACKAGE, OWN = "torch/_refs/__init__.py:3194", "model.py:3"
         ([Guard(N > 4, "vision/swin.py:160")], ["n > 4 (from vision/swin.py:160)"]),
         ([Guard(N > 4, "torch/nn/modules/module.py:1776")], ["n > 4 (from torch/nn/modules/module.py:1776)"]),
     ],
-    ids=["always", "not always", "sides", "ratio", "one", "sides alike", "at most", "package", "typed code"],
+    ids=["always", "not always", "dims", "ratio", "one", "equal dims", "at most", "package", "typed code"],
 )
 def test_find_unchecked_guards_keeps_those_not_always_true(guards, unchecked):
     """Guards that hold for all sizes are omitted."""

@@ -48,8 +48,8 @@ def test_global_lora_settings_linear_any_rank_of_input(shape):
     module = clika_compile(model, tracing_inputs=[x], global_lora_settings=make_lora_settings(rank=3))
     down, up = (list_adapters(module)[name].data for name in sorted(list_adapters(module)))
     up.normal_()
-    wanted = nn.functional.linear(x, model.weight + 4 / 3 * up @ down, model.bias)
-    torch.testing.assert_close(module(x), wanted)
+    expected = nn.functional.linear(x, model.weight + 4 / 3 * up @ down, model.bias)
+    torch.testing.assert_close(module(x), expected)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel:UserWarning")
@@ -140,7 +140,7 @@ def test_global_lora_settings_kept_original_requires_grad():
 
 
 @pytest.mark.parametrize(
-    ("names", "wanted"),
+    ("names", "expected"),
     [
         (["query", "value"], ["query", "value"]),
         (["wide", "*row"], ["wide", "narrow"]),
@@ -148,10 +148,10 @@ def test_global_lora_settings_kept_original_requires_grad():
         (["*"], ["query", "value", "wide", "narrow"]),
     ],
 )
-def test_lora_target_layers_match_paths_suffixes_nodes_wildcards(names, wanted):
+def test_lora_target_layers_match_paths_suffixes_nodes_wildcards(names, expected):
     """Layers are selected by paths, suffixes, node names and wildcards."""
     module = compile_net(Tokens, lora=make_lora_settings(target_layers=names))
-    assert adapter_paths(module) == wanted
+    assert adapter_paths(module) == expected
     nested = clika_compile(
         nn.Sequential(build_net(Tokens), build_net(Tokens)),
         tracing_inputs=make_batches(Tokens, 1),

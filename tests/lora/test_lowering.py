@@ -35,7 +35,7 @@ from clika_ref import (
 from clika_ref.compiled.state import log_scales_of
 
 CASES = [(Images, INT8), (Tokens, INT8), (Tokens, INT4)]
-IDS = ["images", "tokens", "few bits"]
+IDS = ["images", "tokens", "low-bit"]
 
 
 def read_op_types(artifact):
@@ -145,7 +145,7 @@ def test_adapters_quantized_add_same_as_float(kind, settings):
                 matrix.normal_(std=0.05)
                 plain.get_parameter(name).copy_(matrix)
     wanted = plain(x) - compile_net(kind)(x)
-    assert sqnr_in_decibels(plain(x), module(x)) > 15, "few bits leave 20 dB"
+    assert sqnr_in_decibels(plain(x), module(x)) > 15, "INT4 reaches 20 dB"
     assert sqnr_in_decibels(plain(x), compile_net(kind)(x)) < sqnr_in_decibels(plain(x), module(x)) - 6
     assert wanted.any()
 
@@ -219,7 +219,7 @@ def test_clika_attach_lora_updates_scale_sources():
     before = module(data[0])
     module.clika_attach_lora(make_lora_settings(target_layers=["0"]))
     assert module.clika_state.quantized.plan.scale_sources == {"max_pool2d": "conv2d_adapted"}
-    assert {"conv2d", "conv2d_adapted"} <= module.clika_state.quantized.plan.activations.keys(), "both in integers"
+    assert {"conv2d", "conv2d_adapted"} <= module.clika_state.quantized.plan.activations.keys(), "both in INT8"
     assert torch.equal(module(data[0]), before)
     assert torch.equal(module.train()(data[0]), before)
 

@@ -47,7 +47,7 @@ def test_clika_initialize_algorithms_on_float_module():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"layer_quantization_settings": {"bdoy": LayerQuantizationSettings()}}, "Near matches: 'body'"),
         (
@@ -64,7 +64,7 @@ def test_clika_initialize_algorithms_on_float_module():
         ),
     ],
 )
-def test_layer_settings_invalid_key_raises_before_data(arguments, said):
+def test_layer_settings_invalid_key_raises_before_data(arguments, message):
     """Invalid keys and bit widths raise an error before data is read."""
 
     def read_once():
@@ -74,15 +74,15 @@ def test_layer_settings_invalid_key_raises_before_data(arguments, said):
 
     read = []
     module = clika_compile(build_net(), tracing_inputs=make_batches(1), calibration_inputs=read_once())
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         module.clika_initialize_algorithms(**arguments)
     assert not read
     settings = {"settings": arguments.get("quantization_settings"), **arguments}
     settings.pop("quantization_settings", None)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         compile_net(**settings, data=read_once(), tracing_inputs=make_batches(1))
     assert len(read) <= STREAM_EXAMPLE_COUNT, "no more than to trace with"
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         compile_net(**settings, data=read_once())
     assert len(read) <= 2 * STREAM_EXAMPLE_COUNT
     module.clika_initialize_algorithms()
@@ -228,7 +228,7 @@ def test_calibration_smaller_last_batch_dropped_with_warning(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ([], "has no elements"),
         (iter([]), "has no elements"),
@@ -240,10 +240,10 @@ def test_calibration_smaller_last_batch_dropped_with_warning(tmp_path):
         ([*make_batches(2), INFINITE], r"batch 3: the input 'x' contains infinity"),
     ],
 )
-def test_calibration_bad_data_names_batch(data, said):
+def test_calibration_bad_data_names_batch(data, message):
     """Bad data raises an error that names the batch."""
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         clika_compile(build_net(), calibration_inputs=data, **settings)
 
 

@@ -1,6 +1,7 @@
 """The device of a module: a GPU if there is one, otherwise the CPU; and an emulated device.
 
-The emulated one refuses to mix its tensors with those of the CPU, as a GPU does: see ``emulated_device.py``.
+The emulated one rejects operators that mix its tensors with those of the CPU, as a GPU does:
+see ``emulated_device.py``.
 """
 
 import copy
@@ -131,7 +132,7 @@ def test_quantized_module_moves_to_device_and_back(device, kind):
     there = module.to(device)(x.to(device)).detach()
     assert there.device == device
     assert list_devices(module) == {device}
-    assert sqnr_in_decibels(here, there.cpu()) > 35  # a rounding here and there falls on the other side
+    assert sqnr_in_decibels(here, there.cpu()) > 35  # a few elements round to the adjacent step
     torch.testing.assert_close(module.cpu()(x).detach(), here, rtol=0, atol=0)
 
 

@@ -45,8 +45,8 @@ def test_clika_export_int8_weights_match_module(module, tmp_path):
 def test_clika_export_artifact_worse_than_graph_raises(module, tmp_path, monkeypatch):
     """An artifact that is worse than its graph raises an error, and no file is kept."""
     monkeypatch.setattr(quantized_check, "MARGIN_DB", -0.5)
-    said = r"reaches [\d.]+ dB, but its simulation [\d.]+ dB, over 16 samples.* Each layer is correct alone"
-    with pytest.raises(TargetError, match=said):
+    message = r"reaches [\d.]+ dB, but its simulation [\d.]+ dB, over 16 samples.* Each layer is correct alone"
+    with pytest.raises(TargetError, match=message):
         module.clika_export(tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
 
@@ -67,8 +67,10 @@ def test_clika_export_names_first_wrong_layer(tmp_path):
     twin = compile_net()
     registry = load_registry()
     twin.clika_state.registry = replace(registry, targets={**registry.targets, "onnxruntime": Faulty()})
-    said = r"first layer that differs alone is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ quantized elements differ"
-    with pytest.raises(TargetError, match=said):
+    message = (
+        r"first layer that differs alone is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ quantized elements differ"
+    )
+    with pytest.raises(TargetError, match=message):
         twin.clika_export(tmp_path / "net.onnx")
 
 
@@ -98,7 +100,7 @@ def test_eval_and_export_see_weights_written_to_data(module, tmp_path, renews):
     x, twin = make_batches(1)[0], copy.deepcopy(module).eval()
     before = twin(x)
     twin.get_parameter("head.weight").data.mul_(0.5)
-    assert torch.equal(twin(x), before), "or a call sees it too, and ARCHITECTURE.md says otherwise"
+    assert torch.equal(twin(x), before), "or a call sees it too, unlike ARCHITECTURE.md"
     twin.eval() if renews == "eval" else twin.clika_export(tmp_path / "net.onnx")
     assert sqnr_in_decibels(before - build_net().head.bias, 2 * (twin(x) - build_net().head.bias)) > 25
 
@@ -106,8 +108,8 @@ def test_eval_and_export_see_weights_written_to_data(module, tmp_path, renews):
 def test_torch_onnx_export_runs_in_int8(module, tmp_path):
     """`torch.onnx.export` gives an INT8 model that matches the module."""
     x, twin = make_batches(1, seed=5)[0], copy.deepcopy(module).eval()
-    sides = ({0: torch.export.Dim.DYNAMIC},)
-    program = torch.onnx.export(twin, (x,), dynamo=True, verbose=False, dynamic_shapes=sides)
+    dynamic_shapes = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.onnx.export(twin, (x,), dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes)
     program.save(tmp_path / "net.onnx")
     weights = [i.data_type for i in onnx.load(tmp_path / "net.onnx").graph.initializer if len(i.dims) > 1]
     assert weights == [onnx.TensorProto.INT8] * 3
@@ -125,14 +127,14 @@ def test_torch_export_changed_weights_require_eval(module):
     x, twin = make_batches(1)[0], copy.deepcopy(module).eval()
     with torch.no_grad():
         twin.get_parameter("head.weight").mul_(0.5)
-    said = r"its weights changed since they were quantized.* Call \.eval\(\) again before the export"
-    with pytest.raises(ModelError, match=said):
+    message = r"its weights changed since they were quantized.* Call \.eval\(\) again before the export"
+    with pytest.raises(ModelError, match=message):
         torch.export.export(twin, (x,), strict=False)
     torch.export.export(twin.eval(), (x,), strict=False)
     before = twin(x)
     twin.get_parameter("head.weight").data.mul_(0.5)
     found = torch.export.export(twin, (x,), strict=False).module()(x)
-    assert torch.equal(found, before), "or it sees what is written to .data, and README.md says otherwise"
+    assert torch.equal(found, before), "the export reads a write to .data: correct README.md"
     renewed = torch.export.export(twin.eval(), (x,), strict=False).module()(x)
     assert not torch.equal(renewed, before)
 
@@ -221,7 +223,7 @@ def test_clika_quantize_to_goal_float_layers_kept_for_targets():
 
 @pytest.mark.parametrize("only_weights", [True, False])
 @pytest.mark.parametrize(
-    ("name", "number", "said"),
+    ("name", "number", "message"),
     [
         ("head.weight", float("nan"), r"cannot quantize the weights: NaN in 'head.weight'. Fix these weights first."),
         ("stem.1.running_var", float("nan"), r"NaN in 'stem.1.running_var'"),
@@ -230,7 +232,7 @@ def test_clika_quantize_to_goal_float_layers_kept_for_targets():
         ("stem.1.weight", float("inf"), r"infinity in 'stem.1.weight'. Fix"),
     ],
 )
-def test_quantize_nan_or_inf_weights_named(name, number, said, only_weights):
+def test_quantize_nan_or_inf_weights_named(name, number, message, only_weights):
     """Weights with NaN or inf are named in the error."""
 
     def set_weight(module):
@@ -239,14 +241,14 @@ def test_quantize_nan_or_inf_weights_named(name, number, said, only_weights):
         return module
 
     settings = QuantizationSettings(prefer_weights_only_quantization=only_weights)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         clika_compile(
             set_weight(build_net()),
             calibration_inputs=make_batches(),
             quantization_settings=settings,
             deployment_settings=HERE,
         )
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         set_weight(compile_net(settings)).clika_initialize_algorithms(settings)
 
 

@@ -174,12 +174,12 @@ def test_clika_prune_traces_smallest_valid_batch(compile_model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("places", "fixed", "count", "kept"),
+    ("positions", "fixed", "count", "kept"),
     [(1, 0, 20, 8), (1, 3, 20, 5), (2, 4, 20, 2), (8, 3, 4, 1), (1, 0, 6, 1), (1, 3, 4, 1), (1, 3, 8, 5)],
 )
-def test_choose_removal_keeps_multiple_of_eight(places, fixed, count, kept):
+def test_choose_removal_keeps_multiple_of_eight(positions, fixed, count, kept):
     """The kept channels are a multiple of eight, including the fixed ones."""
-    group = UnitGroup(places, fixed, list(range(count)))
+    group = UnitGroup(positions, fixed, list(range(count)))
     harmless = UnitEffects(torch.zeros(1, count, dtype=torch.float64), {i: i for i in range(count)})
     assert count - len(choose_removal(group, PruningChoice("structured", 0.0, None), harmless).units) == kept
 

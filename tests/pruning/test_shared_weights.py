@@ -32,7 +32,7 @@ class Tied(nn.Module):
         return self.head(self.inner(self.words(x)).relu())
 
 
-class BothWays(nn.Module):
+class BothOrientations(nn.Module):
     """A convolution and a transposed one, which share a weight and have their inputs along different dims of it."""
 
     def __init__(self):
@@ -62,7 +62,7 @@ def test_clika_prune_shared_weight_gets_one_mask():
     assert first.sensitivity == second.sensitivity <= 0.02
     assert (
         float((module(data[0]).detach() - before).square().sum() / before.square().sum()) < 0.03
-    )  # weighed to first order
+    )  # importance is a first-order estimate
 
 
 def test_clika_prune_tied_embedding_not_masked():
@@ -99,7 +99,7 @@ def test_clika_prune_shared_weight_settings_must_agree():
 def test_clika_prune_pattern_on_two_input_dims_skipped():
     """A weight with two different input dims gets no pattern."""
     data = [torch.randn(4, 4, 5, 5), torch.randn(3, 4, 5, 5)]
-    module = compile_model(BothWays, data)
+    module = compile_model(BothOrientations, data)
     found = module.clika_prune(PruningSettings("2:4", 1e9), calibration_inputs=data)
     assert ["has two dims of inputs" in layer.decision for layer in found.layers] == [True, True]
 

@@ -90,7 +90,7 @@ class Named(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("layer", "shapes", "products"),
+    ("layer", "shapes", "macs"),
     [
         (nn.LSTM(3, 5, num_layers=2, bidirectional=True), [(7, 2, 3)], 7 * 2 * 2 * 4 * 5 * (3 + 5 + 10 + 5)),
         (nn.GRU(3, 5), [(7, 2, 3)], 7 * 2 * 3 * 5 * (3 + 5)),
@@ -101,10 +101,10 @@ class Named(nn.Module):
     ],
 )
 @torch.no_grad()
-def test_mac_counter_layers_without_int8_counted(layer, shapes, products):
+def test_mac_counter_layers_without_int8_counted(layer, shapes, macs):
     """The MACs of layers that stay in float on every target are counted."""
     inputs = tuple(torch.randn(shape) for shape in shapes)
     graph = trace_graph(layer, *inputs)
     counter = MacCounter(graph, inputs)
     run_graph(graph, inputs, counter)
-    assert [n for n in counter.of.values() if n] == [products]
+    assert [n for n in counter.of.values() if n] == [macs]

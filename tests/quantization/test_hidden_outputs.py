@@ -10,7 +10,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error, sum_squares
 
 ORT = DeploymentSettings_ONNXRuntime_ONNX()
-LEAST = torch.finfo(torch.float32).min
+MIN_FLOAT32 = torch.finfo(torch.float32).min
 
 
 class Scores(nn.Module):
@@ -47,7 +47,7 @@ def read_decision(model, **settings):
     )
 
 
-@pytest.mark.parametrize("fill", [-torch.inf, LEAST])
+@pytest.mark.parametrize("fill", [-torch.inf, MIN_FLOAT32])
 def test_sensitivity_ignores_masked_outputs(fill):
     """Masked outputs do not change sensitivities and predictions."""
     plain = read_decision(Scores(make_mask(0.0)))
@@ -113,7 +113,7 @@ def test_calibration_empty_batch_raises():
 
 def test_sum_squares_and_squared_error_skip_masked():
     """Squared norms leave out masked elements; an element that only one tensor masks counts as inf."""
-    x = torch.tensor([3.0, -torch.inf, LEAST, torch.nan])
+    x = torch.tensor([3.0, -torch.inf, MIN_FLOAT32, torch.nan])
     assert sum_squares(x) == 9.0
     assert sum_squared_error(torch.tensor([2.0, -torch.inf, -torch.inf, torch.nan]), x) == 1.0
-    assert sum_squared_error(torch.tensor([3.0, 0.0, LEAST, torch.nan]), x) == torch.inf
+    assert sum_squared_error(torch.tensor([3.0, 0.0, MIN_FLOAT32, torch.nan]), x) == torch.inf

@@ -104,12 +104,12 @@ def test_compilation_log_messages_to_both_details_to_file(tmp_path, capsys):
     """Messages go to the console and the file; details go to the file only."""
     with CompilationLog.open(tmp_path) as log:
         log.detail("detail")
-        log.show("said of float32[b, 3] and [bold]")
+        log.show("output is float32[b, 3] and [bold]")
         log.warning("odd")
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"Created log at: {log.path}\nsaid of float32[b, 3] and [bold]\nWarning: odd\n"
-    assert read_texts(log) == ["detail", "said of float32[b, 3] and [bold]", "Warning: odd"]
+    assert err == f"Created log at: {log.path}\noutput is float32[b, 3] and [bold]\nWarning: odd\n"
+    assert read_texts(log) == ["detail", "output is float32[b, 3] and [bold]", "Warning: odd"]
 
 
 def test_compilation_log_warning_yellow_on_terminal():

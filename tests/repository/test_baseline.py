@@ -150,5 +150,5 @@ def test_part_names_thirty_networks_by_pattern():
 
 
 def test_read_record_starting_commit_has_every_part():
-    """The record of the starting commit has every part."""
+    """The starting commit has a record of every part."""
     assert set(read_record(STARTING_COMMIT)["parts"]) == set(part_names())

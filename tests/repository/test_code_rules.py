@@ -1,4 +1,4 @@
-"""Rules that no linter checks: sizes, names, places of imports, and no execution of content that is read."""
+"""Rules that no linter checks: sizes, names, positions of imports, and no execution of file contents."""
 
 import ast
 import io
@@ -128,7 +128,7 @@ def find_vague_names(path: str, source: str) -> Iterator[str]:
     """Yield a message for a module or folder called utils, helpers, manager, base or common, or similarly."""
     del source
     yield from (
-        f"{path}: {part} says nothing of what is inside; name it after that"
+        f"{path}: {part} does not describe the content. Name it after its content"
         for part in Path(path).with_suffix("").parts
         if part.strip("_") in VAGUE
     )
@@ -272,7 +272,7 @@ def test_product_code_class_names_have_one_meaning(sources):
     assert REPEATED_CLASS_NAMES.keys() <= found.keys(), "a name of the table has one meaning now; remove it there"
 
 
-# The rules themselves: each finds its breach, says where and how much, and lets the nearest lawful neighbour pass.
+# The rules themselves: each finds its breach, with its position and size, and accepts the nearest valid case.
 
 
 def make_function_source(lines: int, docstring: int = 0) -> str:
@@ -318,8 +318,8 @@ BREACHES = [
         "clika_ref/pipeline.py:2: imports clika_ref.pipeline",
     ),
     (find_hidden_imports, CORE_FILE, "class A:\n    def f(self):\n        from . import ir", "ir.py:3: imports ."),
-    (find_vague_names, "clika_ref/capture/utils.py", "", "utils says nothing"),
-    (find_vague_names, "clika_ref/_common/names.py", "", "_common says nothing"),
+    (find_vague_names, "clika_ref/capture/utils.py", "", "utils does not describe"),
+    (find_vague_names, "clika_ref/_common/names.py", "", "_common does not describe"),
     (find_executing_reads, CORE_FILE, "import pickle", f"{CORE_FILE}:1: imports pickle"),
     (find_executing_reads, CORE_FILE, "from joblib.numpy_pickle import load", "imports joblib.numpy_pickle"),
     (find_executing_reads, CORE_FILE, "x = 1\neval('x')", f"{CORE_FILE}:2: calls eval"),
@@ -388,8 +388,8 @@ def test_rules_all_have_violation_and_valid_example():
     assert {rule for rule, *_ in BREACHES} == set(RULES) == {rule for rule, *_ in LAWFUL}
 
 
-def test_repeated_class_names_lists_places():
-    """A repeated name is reported with its places, private and nested classes too, but not those of tests."""
+def test_repeated_class_names_lists_paths():
+    """A repeated name is reported with its paths, private and nested classes too, but not those of tests."""
     files = {
         "clika_ref/a.py": "class A: ...\nclass B: ...",
         "examples/b.py": "def f():\n    class _A: ...",

@@ -194,7 +194,7 @@ def test_documents_methods_exist():
     of_the_past = {"clika_ace", "clika_compression", "clika_compress", "clika_resume", "clika_deploy"}
     of_others = {"clika_compile_options", "clika_digest", "clika_state"}  # an argument, entry, attribute
     assert len(named) > 20
-    assert named <= known | of_the_past | of_others, "say of each name what is true of it now"
+    assert named <= known | of_the_past | of_others, "correct the names in the documents"
 
 
 def list_repository_files() -> frozenset[str]:

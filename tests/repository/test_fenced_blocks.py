@@ -21,7 +21,7 @@ QUOTED = {"docs/example-plugin.md": "plugins/example/clika_ref_example"}
 ELSEWHERE = {"docs/command-line.md"}
 """Pages with commands that state their exit status; they run in `test_documents.py`."""
 
-INTEGERS = {"README.md": "quantized.onnx", "docs/training.md": "trained.onnx", "docs/tutorial.md": "digits.onnx"}
+INT8_FILES = {"README.md": "quantized.onnx", "docs/training.md": "trained.onnx", "docs/tutorial.md": "digits.onnx"}
 """Pages that promise a quantized file, and its name."""
 
 
@@ -60,7 +60,7 @@ def test_page_blocks_run_in_order(page, tmp_path, warm_commands):
     if not {block.language for block in blocks} - {"text"}:
         return
     run_forked(run_page, blocks, tmp_path, warm_commands)
-    if name := INTEGERS.get(page_name(page)):
+    if name := INT8_FILES.get(page_name(page)):
         written = onnx.load(tmp_path / name)
         assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
 
@@ -78,7 +78,7 @@ def test_page_blocks_all_tested_or_listed(capsys):
         print(f"\n{len(blocks)} fenced blocks on {len(PAGES)} pages: {dict(languages)}")
         print(f"of {len(code)} of code, {len(quoted)} stand in files that tests run, {len(left_out)} do not run:")
         for block in left_out:
-            print(f"  {block.place} {block.first!r}: {NOT_RUN[block.page, block.first]}")
+            print(f"  {block.location} {block.first!r}: {NOT_RUN[block.page, block.first]}")
 
 
 def test_run_wrong_output_fails_with_line(tmp_path):

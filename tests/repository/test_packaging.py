@@ -119,7 +119,7 @@ def test_distribution_requires_imported_packages_only(folder):
 def test_distribution_contains_no_tests(folder):
     """No distribution contains its own tests."""
     found = {path.relative_to(folder).as_posix() for pattern in TESTS for path in package_folder(folder).rglob(pattern)}
-    assert found - THE_SUITE == set(), "move them to a folder tests beside the package: wheels would hold them"
+    assert found - THE_SUITE == set(), "move them to a folder tests next to the package: wheels would contain them"
 
 
 def find_imports(path):
@@ -165,7 +165,7 @@ INSTRUCTIONS = [
     *(folder / "README.md" for folder in FOLDERS),
     ROOT / "plugins/cli/clika_ref_cli/plugin_template/README.md.template",
 ]
-"""The documents that say what to install."""
+"""The documents with installation commands."""
 
 
 def find_pip_commands(path):

@@ -57,7 +57,7 @@ def test_each_picture_is_shown_with_alt_text():
         for alt, place in re.findall(r"!\[([^]]*)\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
     ]
     assert {place for _, place in found} == set(PATHS)
-    assert all(len(alt) > 20 for alt, _ in found), "say in a sentence what the picture shows"
+    assert all(len(alt) > 20 for alt, _ in found), "describe the picture in a sentence"
 
 
 def test_packages_picture_shows_every_layer_and_plugin():

@@ -101,7 +101,7 @@ def sources() -> dict[str, str]:
         for block in read_blocks(page):
             if block.language == "python":
                 prompts = [line[4:] for line in block.text.splitlines() if line.startswith((">>> ", "... "))]
-                found[block.place] = "\n".join(prompts) if block.first.startswith(">>>") else block.text
+                found[block.location] = "\n".join(prompts) if block.first.startswith(">>>") else block.text
     return {name: text for name, text in found.items() if is_parsed(text)}
 
 

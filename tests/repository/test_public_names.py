@@ -205,7 +205,7 @@ def test_public_functions_name_parameters(public, capsys):
     """The docstring of a public function names its parameters."""
     taking = [(p, name) for p in public for name in list_parameters(p)]
     wrong = [f"{p.name}: {name}" for p, name in taking if ELSEWHERE not in p.doc and not is_mentioned(name, p.doc)]
-    report_figure("parameters that are named in what is said of their function", len(taking), wrong, capsys)
+    report_figure("parameters that the docstring of their function names", len(taking), wrong, capsys)
 
 
 def is_mentioned(parameter: str, text: str) -> bool:
@@ -232,7 +232,7 @@ def test_public_functions_state_tensor_shapes(public, capsys):
     """The docstring of a function of tensors states their shapes."""
     taking = [p for p in select_functions(public) if "Tensor" in read_annotations(p)]
     wrong = [p.name for p in taking if not SHAPE.search(p.doc)]
-    report_figure("functions of tensors that say of which sides", len(taking), wrong, capsys)
+    report_figure("functions of tensors that state shapes", len(taking), wrong, capsys)
 
 
 def read_annotations(p: Public) -> str:
@@ -253,7 +253,7 @@ def test_public_quantities_state_unit(public, capsys):
     wrong = [
         f"{p.name}: {name}" for p, name, unit in quantities if not re.search(unit, read_documentation(p), re.IGNORECASE)
     ]
-    report_figure("quantities that say their unit", len(quantities), wrong, capsys)
+    report_figure("quantities that state their unit", len(quantities), wrong, capsys)
 
 
 def list_names(p: Public) -> list[str]:

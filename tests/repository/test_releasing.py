@@ -6,7 +6,7 @@ import pytest
 
 from releasing.building import differences
 from releasing.code_lines import CodeSize, comparison_table, group_of, measure
-from releasing.distributions import distributions, lowest_versions, pinned_versions
+from releasing.distributions import distributions, lowest_versions, read_pinned_versions
 from releasing.trying import MAX_README_LINES, readme_lines
 
 
@@ -50,14 +50,14 @@ def test_differences_complete_wheel_empty(example, wheel):
 def test_differences_missing_file_reported(example, wheel, name):
     """A missing file of a wheel is reported."""
     names = [other for other in (*FILES, *DESCRIBED) if other != name]
-    (told,) = differences(example, wheel(names))
-    assert f"{name} is missing" in told
+    (message,) = differences(example, wheel(names))
+    assert f"{name} is missing" in message
 
 
 def test_differences_untracked_file_reported(example, wheel):
     """A file in a wheel that is not in git is reported."""
-    (told,) = differences(example, wheel([*FILES, *DESCRIBED, "clika_ref_example/old.py"]))
-    assert "clika_ref_example/old.py is in there, and in no folder of git" in told
+    (message,) = differences(example, wheel([*FILES, *DESCRIBED, "clika_ref_example/old.py"]))
+    assert "clika_ref_example/old.py is in the wheel, but not in git" in message
 
 
 def test_wheel_of_the_conformance_suite_has_no_mutants():
@@ -73,7 +73,7 @@ def test_lowest_versions_not_above_pinned():
     def split_version(version):
         return [int(part) for part in version.split(".")]
 
-    lowest, usual = lowest_versions(), pinned_versions()
+    lowest, usual = lowest_versions(), read_pinned_versions()
     assert {
         name: version for name, version in lowest.items() if split_version(version) > split_version(usual[name])
     } == {}

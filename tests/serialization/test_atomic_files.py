@@ -50,7 +50,7 @@ class FullFile:
     def __init__(self, handle, moment: str) -> None:
         self.handle, self.moment, self.room = handle, moment, 15
 
-    def refuse(self):
+    def reject(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, data: bytes) -> int:
@@ -178,7 +178,7 @@ def test_write_atomically_interrupt_keeps_old_file(old_file):
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("location", "message"),
     [
         (
             "absent/model.onnx",
@@ -193,13 +193,13 @@ def test_write_atomically_interrupt_keeps_old_file(old_file):
         ),
     ],
 )
-def test_write_atomically_invalid_path_raises_with_remedy(tmp_path, place, message):
+def test_write_atomically_invalid_path_raises_with_remedy(tmp_path, location, message):
     """A path that cannot be a file raises an error with the remedy."""
     (tmp_path / "file").write_bytes(OLD)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     before = list_names(tmp_path)
-    with pytest.raises(ModelError, match=message), write_atomically(tmp_path / place):
+    with pytest.raises(ModelError, match=message), write_atomically(tmp_path / location):
         pass
     assert list_names(tmp_path) == before
 
@@ -253,9 +253,9 @@ def old_pair(old_file) -> tuple[Path, Path]:
 
 
 def write_both(main: Path, data: Path) -> None:
-    with stage_file(main) as place:
-        place.write_bytes(NEW)
-        place.with_name(data.name).write_bytes(NEW * 2)
+    with stage_file(main) as location:
+        location.write_bytes(NEW)
+        location.with_name(data.name).write_bytes(NEW * 2)
 
 
 def test_atomic_files_appear_together_main_last(old_pair, monkeypatch):
@@ -324,8 +324,8 @@ def test_stage_file_companion_is_a_folder_raises(old_file):
 @pytest.mark.parametrize("kind", [ModelError, TargetError])
 def test_stage_file_error_names_final_path(old_file, kind):
     """Errors about a staged file name its final path."""
-    with pytest.raises(kind) as caught, stage_file(old_file) as place:
-        raise kind(f"{place} is no model, nor is {str(place)!r}")
+    with pytest.raises(kind) as caught, stage_file(old_file) as location:
+        raise kind(f"{location} is no model, nor is {str(location)!r}")
     assert str(caught.value) == f"{old_file} is no model, nor is {str(old_file)!r}"
     assert list_names(old_file.parent) == ["model.onnx"]
     assert old_file.read_bytes() == OLD
@@ -336,9 +336,9 @@ def test_stage_file_full_disk_names_final_path(old_file, monkeypatch):
     monkeypatch.setattr(os, "fsync", raise_full_disk)
     with (
         pytest.raises(ModelError, match=rf"cannot write '{old_file}': the disk is full"),
-        stage_file(old_file) as place,
+        stage_file(old_file) as location,
     ):
-        write(place, NEW)
+        write(location, NEW)
     assert list_names(old_file.parent) == ["model.onnx"]
 
 
@@ -366,8 +366,8 @@ def test_stage_file_failed_rename_explained(old_file, monkeypatch):
     message = (
         rf"cannot write '{old_file}': Permission denied. The old file is unchanged. Choose a path that you may write to"
     )
-    with pytest.raises(ModelError, match=message), stage_file(old_file) as place:
-        place.write_bytes(NEW)
+    with pytest.raises(ModelError, match=message), stage_file(old_file) as location:
+        location.write_bytes(NEW)
     assert old_file.read_bytes() == OLD
     assert list_names(old_file.parent) == ["model.onnx"]
 
@@ -376,6 +376,6 @@ def test_write_atomically_null_byte_raises():
     """A path with a null byte raises an error."""
     message = r"cannot write 'a\\x00b': embedded null byte. Choose a path without it"
     with pytest.raises(ModelError, match=message), write_atomically("a\0b"):
-        pytest.fail("there is no such place")
+        pytest.fail("the block must not run")
     with pytest.raises(ModelError, match=message), stage_file(Path("a\0b")):
-        pytest.fail("there is no such place")
+        pytest.fail("the block must not run")

@@ -40,7 +40,7 @@ def test_quantization_settings_names_and_defaults():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("name", "value", "expected"),
     [
         ("weights_num_bits", 1, NUMBER),
         ("weights_num_bits", 8.0, NUMBER),
@@ -62,12 +62,12 @@ def test_quantization_settings_names_and_defaults():
         ("skip_tail_quantization", "auto", "True, False, or None"),
     ],
 )
-def test_quantization_settings_invalid_value_names_expected(name, value, wanted):
+def test_quantization_settings_invalid_value_names_expected(name, value, expected):
     """An invalid value raises an error with the expected one."""
     with pytest.raises(ModelError) as caught:
         QuantizationSettings(**{name: value})
     assert f"QuantizationSettings.{name} is {value!r}. Give " in str(caught.value)
-    assert wanted in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_quantization_settings_rejected_assignment_keeps_value():
@@ -156,14 +156,14 @@ def test_quantization_settings_copied_and_pickled():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "expected"),
     [
         ({"quantization_settings": {"weights_num_bits": 8}}, "a QuantizationSettings, or None for a float model"),
         ({"layer_quantization_settings": ["conv"]}, "a dict from the names of layers to LayerQuantizationSettings"),
         ({"layer_quantization_settings": {"conv": True}}, "a dict from names of layers to LayerQuantizationSettings"),
     ],
 )
-def test_clika_compile_wrong_settings_type_raises(arguments, wanted):
+def test_clika_compile_wrong_settings_type_raises(arguments, expected):
     """Settings of a wrong type raise an error with the expected one."""
-    with pytest.raises(ModelError, match=wanted):
+    with pytest.raises(ModelError, match=expected):
         clika_compile(lambda x: x, tracing_inputs=[1], **arguments)

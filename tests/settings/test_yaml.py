@@ -368,7 +368,7 @@ def test_settings_load_old_threshold_scale_warns(read):
             "line 4: '<<' is a merge key, which YAML 1.2 lacks. Write the names and values out",
         ),
         (
-            "clika_compile_options: {sparing: 'off'}",
+            "clika_compile_options: {scaling: 'off'}",
             r"line 1: clika_compile_options has no 'sparing'. Did you mean 'mixed_precision'\?",
         ),
         (
@@ -472,7 +472,9 @@ def test_translate_options_accepts_settings_and_path(tmp_path):
     assert translate_options({"settings": settings, "graph_name": "named"}) == expected
     assert translate_options({"settings": tmp_path / "clika.yaml", "graph_name": "named"}) == expected
     default = translate_options({"settings": settings, "deployment_settings": DeploymentSettings_OpenVINO_ONNX()})
-    assert default["deployment_settings"] == DeploymentSettings_OpenVINO_ONNX(), "what is said outright counts"
+    assert default["deployment_settings"] == DeploymentSettings_OpenVINO_ONNX(), (
+        "the explicit argument takes precedence"
+    )
     assert expected["deployment_settings"] == DeploymentSettings_ONNXRuntime_ONNX()
 
 

@@ -121,7 +121,7 @@ def sum_squared_error(error: Tensor, gram: Tensor) -> float:
 
 @torch.no_grad()
 def quantize_with_gptq(rows: Tensor, scales: Tensor, quantized_type: QuantizedType, gram: Tensor) -> Tensor | None:
-    """Return the quantized weight with the least error of its products with data, not of its elements.
+    """Return the quantized weight with the least error of the layer's outputs on data, not of its elements.
 
     Zeros stay 0, such as those of a pruning mask.
 

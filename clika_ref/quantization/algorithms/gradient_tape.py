@@ -79,9 +79,9 @@ class GradientRecorder:
         return float(sums.double().square().sum())
 
     def iter_gradients(self, keys: Sequence[Any], probes: int) -> Iterator[Mapping[Any, Tensor]]:
-        """Yield the gradients of a sum of all outputs at the given places, for each random direction.
+        """Yield the gradients of a sum of all outputs at the given keys, for each random direction.
 
-        Places without a path to the outputs are omitted. Nothing is yielded if all outputs are zero.
+        Keys without a path to the outputs are omitted. Nothing is yielded if all outputs are zero.
         """
         found: dict[Any, Tensor] = {}
         for _ in self._backward(keys, probes, found.__setitem__):
@@ -91,7 +91,7 @@ class GradientRecorder:
     def _backward(self, keys: Sequence[Any], probes: int, visit: Callable[[Any, Tensor], None]) -> Iterator[None]:
         """Run backward passes in random directions, and visit each place with its gradient, which is then released.
 
-        Gradients of all places at once would take as much memory as their values.
+        Gradients of all keys at once would take as much memory as their values.
         """
         weights, at = _output_weights(self.outputs), defaultdict[Value, list[Any]](list)
         for key in keys:
@@ -139,7 +139,7 @@ def _has_batch_dim(error: Tensor, inputs: Sequence[Tensor]) -> bool:
 
 
 def record_gradients(graph: Graph, keys: Mapping[Any, Value], inputs: Sequence[Tensor]) -> GradientRecorder:
-    """Run a graph and record gradients at places: the outputs of layers, with their nodes as keys, and values."""
+    """Run a graph and record gradients of layer outputs, with nodes as keys, and of values."""
     leaves = set(keys.values())
     layers = [key for key in keys if isinstance(key, Node)]
     recorded = {

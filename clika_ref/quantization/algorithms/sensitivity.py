@@ -111,7 +111,7 @@ def estimate_sensitivities(
     Two local errors are computed: the change of a layer's output from its rounded weight, and the change of each value
     that it reads or must return from rounding. To first order, the Jacobian of the following nodes turns them into the
     error at the outputs. A probe is a direction ``u`` of random normal numbers: one backward pass gives ``u @ J`` for
-    every layer at once. The mean square of its products with a local error estimates the squared error at the outputs,
+    every layer at once. The mean square of ``u @ J`` times a local error estimates the squared error at the outputs,
     so that no layer needs a run of its own. Samples of a batch have independent errors and are squared one by one,
     which makes each of them a probe.
 

@@ -122,7 +122,7 @@ class RangeTable:
 
         Args:
             document: the JSON document.
-            tensors: ``counts[values, bins]``, and factors ``[channels]`` of smoothed values.
+            tensors: ``counts[values, bins]``, and SmoothQuant factors ``[channels]``.
             where: name of the file, for messages.
 
         Raises:

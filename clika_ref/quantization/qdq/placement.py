@@ -14,7 +14,7 @@ from clika_ref.quantization.calibration.calibrator import source_of_moves
 from clika_ref.quantization.qdq.layer_weights import groups_of, is_unchanged_constant, weight_position_of
 
 COMPUTE_TRAIT = "compute"
-"""Trait kind of operators that multiply and accumulate, where INT8 saves time."""
+"""Trait of operators that multiply and accumulate, where INT8 saves time."""
 
 FLOAT_LAYER_TRAIT = "float-layer"
 """Trait kind of such operators that compute in float on every target."""

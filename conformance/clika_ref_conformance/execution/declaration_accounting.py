@@ -79,9 +79,9 @@ def find_problems(
 ) -> list[str]:
     """Return the problems of the declarations that a run shows.
 
-    Only a full run reports that a deviation did not occur. In a partial run, few checks could show it, so it may be
-    missed by chance. Only the most thorough profile reports that an expected failure concerns nothing, after all of its
-    tasks: other profiles may have no check of that name.
+    Only a full run reports that a deviation did not occur. In a partial run, few checks could show it, so it
+    may be absent by chance. Only the most thorough profile reports that an expected failure concerns nothing, after all
+    of its tasks: other profiles may have no check of that name.
     """
     counts = {account["id"]: account for account in record.deviations}
     problems: list[str] = []

@@ -92,7 +92,7 @@ class WorkerProcess:
         self.is_ready = False
         self.set_deadline(START_TIMEOUT_S)
         self.overdue = False
-        """Whether it was killed because it missed its deadline."""
+        """Whether it was killed because it exceeded its deadline."""
         self.stderr = tempfile.TemporaryFile("w+b", dir=setup.folder)  # noqa: SIM115 - closed with the process
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(

@@ -185,8 +185,8 @@ def detect_jumps(
     noise larger than its operand leads to nearly one value.
 
     Returns:
-        The bound, reduced at jumps to the errors on the near side of the gap, and the tolerance around runs on the far
-        side (NaN for elements that do not jump, None if none does).
+        The bound, reduced at jumps to the errors before the gap, and the tolerance around runs after it (NaN for
+        elements that do not jump, None if none does).
     """
     if not runs or not exact.numel():
         return bound, None

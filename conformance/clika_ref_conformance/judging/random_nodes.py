@@ -20,7 +20,7 @@ PROBE_FILLS = (0.5, -0.5, 3.0)
 """Fill values for an operand: if the results are the same for each, a node reads only the operand's type."""
 
 MAX_DRAWS = 256
-"""Equal draws that make a call count as deterministic; a change of 1 element in 10 is missed once in 5e11."""
+"""Equal draws that make a call count as deterministic; a change of 1 element in 10 stays undetected once in 5e11."""
 
 Values = Mapping[Value, Tensor]
 

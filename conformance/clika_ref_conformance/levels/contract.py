@@ -43,7 +43,7 @@ from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not
 LEVEL = "contract"
 
 RANDOM_CALLS = 24
-"""Random calls in addition to the cover: a branch that 1 call in 6 takes is missed with a probability of 1 %."""
+"""Random calls in addition to the cover: a branch that 1 call in 6 takes stays untested with a probability of 1 %."""
 
 PAIRS_PER_ATTRIBUTE = 3
 """Number of pairs of calls that are compared for each attribute."""

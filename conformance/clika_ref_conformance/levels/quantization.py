@@ -1,4 +1,4 @@
-"""L4, quantization: codes equal integer arithmetic, errors are within bounds, and products are exact in 32 bits."""
+"""L4, quantization: codes equal integer arithmetic, errors are within bounds, and MACs are exact in 32 bits."""
 
 from __future__ import annotations
 

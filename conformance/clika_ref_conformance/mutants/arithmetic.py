@@ -340,7 +340,7 @@ def _(original, op, x, y):
     return original(op, x, int(torch.tensor(y, dtype=torch.float32).double())) if number else original(op, x, y)
 
 
-@FAULTS.lowering("sub", "a number that is combined with integers is truncated")
+@FAULTS.lowering("sub", "a number is truncated if the tensor has an integer dtype")
 def _(original, op, x, y, *, alpha):
     whole = isinstance(y, float) and math.isfinite(y) and not op.dtype(x).is_floating_point
     return original(op, x, int(y) if whole else y, alpha=alpha)

@@ -35,7 +35,7 @@ def _(original, op, x, min=None, max=None):
 # Casting
 
 
-@FAULTS.lowering("to", "floats become integers by rounding to the nearest one instead of dropping the fraction")
+@FAULTS.lowering("to", "casts from float to integer round to the nearest number instead of truncating")
 def _(original, op, x, *, dtype):
     whole = not dtype.is_floating_point and dtype != torch.bool
     return original(op, op.Round(x) if whole and op.dtype(x).is_floating_point else x, dtype=dtype)

@@ -82,7 +82,7 @@ def show_rates(report: KillReport, console: Console) -> None:
     if report.replayed:
         first = report.seeds[0]
         killed, _ = report.count_kills(seed=first)
-        count = len({result.reproducer for result in report.trials if result.reproducer})
+        count = len({result.reproducer for result in report.results if result.reproducer})
         repeated = _format_share(len(report.replayed) - len(failed), len(report.replayed))
         text = f"left a reproducer: {count} of {killed} that seed {first} killed; failed again in a fresh process: "
         console.print(f"{text}{repeated}", markup=False)

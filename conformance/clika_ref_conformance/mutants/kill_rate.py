@@ -25,7 +25,7 @@ from clika_ref_conformance.verdicts import Verdict
 MUTATION_LEVELS = {module.LEVEL: module.__name__ for module in (mutant_runs, replays)}
 
 MUTANT_TIMEOUT_S = 600.0
-"""Time limit of a trial, which runs many checks; a mutant that exceeds it counts as a hang."""
+"""Time limit of a mutant, which runs many checks; a mutant that exceeds it counts as a hang."""
 
 WORKER_ENDING_VERDICTS = frozenset({Verdict.CRASH, Verdict.HANG})
 """Verdicts of checks that end their worker process."""
@@ -66,29 +66,29 @@ class KillReport:
     """The results of all mutants."""
 
     profile: str
-    trials: Sequence[MutantResult]
+    results: Sequence[MutantResult]
     replayed: Sequence[CheckResult] = field(default=())
     """One result for each reproducer replayed in a fresh process."""
 
     def count_kills(self, *, seed: int | None = None, blind: bool | None = None) -> tuple[int, int]:
         """Return the number of killed mutants and the number of all, for a seed and for blind or other mutants."""
-        chosen = [t for t in self.trials if seed in (None, t.seed) and blind in (None, t.blind)]
+        chosen = [t for t in self.results if seed in (None, t.seed) and blind in (None, t.blind)]
         return sum(t.is_killed for t in chosen), len(chosen)
 
     @property
     def seeds(self) -> list[int]:
         """The seeds, sorted."""
-        return sorted({t.seed for t in self.trials})
+        return sorted({t.seed for t in self.results})
 
     def compute_median_nodes(self, *, of_pass: bool) -> float | None:
         """Return the median size of reduced failing graphs, for mutants of passes or of operators."""
-        counts = [t.nodes for t in self.trials if t.nodes is not None and t.task.startswith("passes") == of_pass]
+        counts = [t.nodes for t in self.results if t.nodes is not None and t.task.startswith("passes") == of_pass]
         return statistics.median(counts) if counts else None
 
     @property
     def failed_replays(self) -> list[CheckResult]:
-        """Replays without the same failure; if a trial ended its worker, its replay must do so, too."""
-        ended = {trial.mutant for trial in self.trials if trial.verdict in WORKER_ENDING_VERDICTS}
+        """Replays without the same failure; if a mutant ended its worker, its replay must do so, too."""
+        ended = {result.mutant for result in self.results if result.verdict in WORKER_ENDING_VERDICTS}
         return [
             r
             for r in self.replayed
@@ -106,8 +106,8 @@ class KillReport:
             "passes": self.compute_median_nodes(of_pass=True),
         }
         replayed = [len(self.replayed) - len(self.failed_replays), len(self.replayed)]
-        trials = [asdict(trial) for trial in self.trials]
-        return {"profile": self.profile, "rates": rates, "nodes": medians, "replayed": replayed, "trials": trials}
+        results = [asdict(result) for result in self.results]
+        return {"profile": self.profile, "rates": rates, "nodes": medians, "replayed": replayed, "results": results}
 
 
 MUTANT_GROUPS: dict[str, bool | None] = {"all": None, "blind": True, "own": False}
@@ -154,7 +154,7 @@ def run_mutants(
                 request, planned, folder if first else "", lambda r: notice and notice(_to_mutant_result(r))
             )
             found += [_to_mutant_result(result) for result in results]
-        zips = {trial.reproducer: trial.mutant for trial in found if trial.reproducer}
+        zips = {result.reproducer: result.mutant for result in found if result.reproducer}
         replayed = [Task(replays.LEVEL, mutant, path) for path, mutant in zips.items()]
         again = (
             _execute_tasks(_make_request(target, profile, 0.0, workers), replayed, "", lambda _: None)

@@ -71,9 +71,9 @@ class Stuck(Identity):
     """Never finish compiling, and write the path of the output folder to a file."""
 
     def compile(self, graph, path, **options):
-        with Path(os.environ["MARKS_FOLDER"], "held").open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_SH)
-            print(path, file=held, flush=True)
+        with Path(os.environ["MARKS_FOLDER"], "lock").open("w") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_SH)
+            print(path, file=lock_file, flush=True)
             time.sleep(200)
 
 

@@ -143,8 +143,8 @@ def leave_child_process(then=return_pass):
     """Leave a child process with all open files; it writes a marker file if nothing ends it."""
     marks = Path(os.environ["MARKS_FOLDER"])
     if os.fork() == 0:
-        with (marks / "held").open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_SH)
+        with (marks / "lock").open("w") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_SH)
             time.sleep(30)
             (marks / "lived").touch()
         os._exit(0)

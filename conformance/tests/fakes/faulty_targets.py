@@ -14,7 +14,7 @@ class FaultyTarget(Identity):
     compilations: list = field(default_factory=list)
 
     def unsupported_reason(self, node):
-        if self.fault == "refuses":
+        if self.fault == "rejects":
             return "it is a Tuesday"
         if self.fault == "refusal-empty":
             return ""
@@ -112,7 +112,7 @@ FAULTS = {
 
 
 WRONG = FaultyTarget(fault="value")
-REFUSING = FaultyTarget(fault="refuses")
+REJECTING = FaultyTarget(fault="rejects")
 
 
 def fill_with_sevens(x):

@@ -1,4 +1,4 @@
-"""Smooth activation functions, most of them gated: GELU, SiLU, Mish, GLU and softplus."""
+"""Continuously differentiable activation functions, most of them gated: GELU, SiLU, Mish, GLU and softplus."""
 
 from __future__ import annotations
 

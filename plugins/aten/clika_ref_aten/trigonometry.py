@@ -39,7 +39,7 @@ def cos(op, x):
 QUARTER_TURN_TERMS = tuple(
     map(float.fromhex, ("0x1.921fb4p+0", "0x1.4442dp-24", "0x1.846988p-48", "0x1.8cc51701b839ap-72"))
 )
-"""``pi / 2`` as a sum: the first three terms have 24 bits, so that their products with integers are exact."""
+"""``pi / 2`` as a sum: the first three terms have 24 bits, so that integer multiples of them are exact."""
 
 MAX_QUARTER_TURNS = 2**29
 """Limit of multiples of ``pi / 2``: 29 bits and 24 bits fit into the 53 of a float64."""

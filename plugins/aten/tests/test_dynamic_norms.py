@@ -37,7 +37,7 @@ from clika_ref.onnx_export.emission import emit
 N, M, K = make_symbol("n"), make_symbol("m"), make_symbol("k")
 SIZES = ({"n": 3, "m": 4, "k": 5}, {"n": 1, "m": 1, "k": 2}, {"n": 6, "m": 2, "k": 7})
 CLASSES = TensorType(torch.int64, (N, M))
-SMOOTH = {"label_smoothing": 0.1}
+CONTINUOUS = {"label_smoothing": 0.1}
 STEP = {"momentum": 0.1}
 PLACE, PLACES = TensorType(torch.int64, ()), TensorType(torch.int64, (K,))
 
@@ -60,8 +60,8 @@ CASES = [
     (loss.mse_loss, [(N, M), (M,)], {}),
     (loss.smooth_l1_loss, [(N, M), (N, M)], {"reduction": 0}),
     (classification_loss.nll_loss, [(N, 4, M), CLASSES, (4,)], {}),
-    (classification_loss.cross_entropy_loss, [(N, 4, M), CLASSES, (4,)], SMOOTH),
-    (classification_loss.cross_entropy_loss, [(N, K), (N, K), None], SMOOTH),
+    (classification_loss.cross_entropy_loss, [(N, 4, M), CLASSES, (4,)], CONTINUOUS),
+    (classification_loss.cross_entropy_loss, [(N, K), (N, K), None], CONTINUOUS),
     (classification_loss.multi_margin_loss, [(N, K), TensorType(torch.int64, (N,)), None], {}),
     (distance.cosine_similarity, [(N, 1, K), (1, M, K)], {"dim": -1}),
     (distance.pairwise_distance, [(N, M), (M,)], {}),

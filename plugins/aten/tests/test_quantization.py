@@ -81,7 +81,7 @@ BACK = [
 
 
 @pytest.mark.parametrize(("op", "overload", "args"), FORMS + BACK, ids=str)
-def test_converted_pytorch_quantizer_calls_equal_ours(op, overload, args):
+def test_converted_pytorch_quantizer_calls_equal_reference(op, overload, args):
     """Calls of PyTorch's own quantizers become ours."""
     call = op.convert_call(overload, *args)
     assert torch.equal(op(*call.operands, **call.attrs), overload(*args))
@@ -96,7 +96,7 @@ def test_converted_dequantize_keeps_out_dtype():
 
 FLOAT, CODE = TensorType(torch.float32, (2, 3)), TensorType(torch.int8, (2, 3))
 NUMBERS = TensorType(torch.float32, (2,))
-REFUSED = [
+REJECTED = [
     (quantize, (FLOAT, 0.1, 0), {"dtype": torch.int32}, "quantize supports torch.int8, torch.uint8, not torch.int32"),
     (
         quantize,
@@ -126,7 +126,7 @@ def test_dequantize_signed_codes_without_zero_point_stay_signed(axis):
     assert actual.flatten().tolist() == [-58, 1.5 if axis is None else 0.75]
 
 
-@pytest.mark.parametrize(("op", "operands", "attrs", "message"), REFUSED)
+@pytest.mark.parametrize(("op", "operands", "attrs", "message"), REJECTED)
 def test_infer_types_invalid_quantize_raises(op, operands, attrs, message):
     """Calls that cannot be quantized raise PassError."""
     call = op.call(*operands, **attrs)

@@ -62,7 +62,7 @@ def bind_arguments(*args: Any, **kwargs: Any) -> Form:
     return args, kwargs
 
 
-OVER_SIDES = [
+OVER_DIMS = [
     bind_arguments(X, [1], True),
     bind_arguments(X, [], **F64),
     bind_arguments(X, None),
@@ -70,7 +70,7 @@ OVER_SIDES = [
 ]
 TRUTH = [bind_arguments(POSITIVE, [0, 1]), bind_arguments(POSITIVE, []), bind_arguments(POSITIVE)]
 UNBIASED = [bind_arguments(X), bind_arguments(X, False)]
-UNBIASED_SIDES = [bind_arguments(X, [0]), bind_arguments(X, [1], False, True)]
+UNBIASED_DIMS = [bind_arguments(X, [0]), bind_arguments(X, [1], False, True)]
 CORRECTED = [bind_arguments(X, [0]), bind_arguments(X), bind_arguments(X, [0], correction=0, keepdim=True)]
 LIKE = [bind_arguments(I, **STORED), bind_arguments(X, dtype=torch.bool, memory_format=torch.preserve_format)]
 
@@ -103,11 +103,11 @@ FORMS: dict[Any, list[Form]] = {
     aten.embedding_bag.default: [bind_arguments(X, I, BAGS)],
     aten.embedding_bag.padding_idx: [bind_arguments(X, I, BAGS, False, 1, False, None, False, 1)],
     aten.sum.default: [bind_arguments(X), bind_arguments(X, **F64), bind_arguments(POSITIVE)],
-    aten.sum.dim_IntList: OVER_SIDES,
+    aten.sum.dim_IntList: OVER_DIMS,
     aten.mean.default: [bind_arguments(X), bind_arguments(X, **F64)],
-    aten.mean.dim: OVER_SIDES,
-    aten.nansum.default: [bind_arguments(X), *OVER_SIDES],
-    aten.nanmean.default: [bind_arguments(X), *OVER_SIDES],
+    aten.mean.dim: OVER_DIMS,
+    aten.nansum.default: [bind_arguments(X), *OVER_DIMS],
+    aten.nanmean.default: [bind_arguments(X), *OVER_DIMS],
     aten.prod.default: [bind_arguments(X)],
     aten.prod.dim_int: [bind_arguments(X, 0, True)],
     aten.amax.default: [bind_arguments(X), bind_arguments(X, [1])],
@@ -129,16 +129,16 @@ FORMS: dict[Any, list[Form]] = {
     aten.count_nonzero.default: [bind_arguments(X), bind_arguments(X, 1)],
     aten.count_nonzero.dim_IntList: [bind_arguments(X, [0]), bind_arguments(X, [])],
     aten.var.default: UNBIASED,
-    aten.var.dim: UNBIASED_SIDES,
+    aten.var.dim: UNBIASED_DIMS,
     aten.var.correction: CORRECTED,
     aten.std.default: UNBIASED,
-    aten.std.dim: UNBIASED_SIDES,
+    aten.std.dim: UNBIASED_DIMS,
     aten.std.correction: CORRECTED,
     aten.var_mean.default: UNBIASED,
-    aten.var_mean.dim: UNBIASED_SIDES,
+    aten.var_mean.dim: UNBIASED_DIMS,
     aten.var_mean.correction: CORRECTED,
     aten.std_mean.default: UNBIASED,
-    aten.std_mean.dim: UNBIASED_SIDES,
+    aten.std_mean.dim: UNBIASED_DIMS,
     aten.std_mean.correction: CORRECTED,
     aten.median.default: [bind_arguments(X)],
     aten.median.dim: [bind_arguments(X, 1)],

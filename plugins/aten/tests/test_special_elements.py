@@ -189,16 +189,14 @@ def test_infer_types_glu_odd_dim_raises():
         infer_types(gating.glu, (TensorType(torch.float32, (2, 3)),), {"dim": 1})
 
 
-@pytest.mark.parametrize("ends", [(2, -2), (-3, 1), (-1, 3)])
-def test_pad_circular_too_large_raises(ends):
+@pytest.mark.parametrize("pad", [(2, -2), (-3, 1), (-1, 3)])
+def test_pad_circular_too_large_raises(pad):
     """Circular padding by more than the remaining elements raises."""
     message = r"circular padding of dim 1 by \d: it needs as many elements, but \d are left"
     with pytest.raises(PassError, match=r"pad\(float32\[2, 3\].*" + message):
-        infer_types(
-            padding.pad_, (TensorType(torch.float32, (2, 3)),), {"pad": ends, "mode": "circular", "value": None}
-        )
+        infer_types(padding.pad_, (TensorType(torch.float32, (2, 3)),), {"pad": pad, "mode": "circular", "value": None})
     with pytest.raises(ValueError, match=message):
-        padding.pad_(torch.rand(2, 3), pad=ends, mode="circular")
+        padding.pad_(torch.rand(2, 3), pad=pad, mode="circular")
 
 
 def test_linear_bias_of_other_dtype_raises():
@@ -232,11 +230,11 @@ def test_addmm_factor_0_ignores_infinities():
         assert_runtime_equals_eager(linear.addbmm, x, torch.ones(4, 1, 3), infinite.expand(4, 3, 2), beta=beta, alpha=0)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_distance_infinity_norm_nan_equals_eager(place):
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_distance_infinity_norm_nan_equals_eager(position):
     """Maximum distances keep NaN, except those of pdist, as in eager."""
     x, other = torch.ones(2, 3), torch.zeros(2, 3)
-    x[0, place] = NAN
+    x[0, position] = NAN
     for op in (distance.cdist, distance.pairwise_distance, distance.dist):
         assert_runtime_equals_eager(op, x, other, p=math.inf)
     assert_runtime_equals_eager(distance.pdist, x, p=math.inf)
@@ -255,11 +253,11 @@ def test_native_layer_norm_mean_of_infinities_equals_nan():
     """The mean that a layer norm returns for infinities is NaN."""
     x = torch.tensor([[math.inf, 1.0, 2.0], [-math.inf, math.inf, 2.0], [NAN, 1.0, 2.0], [3.0, 1.0, 2.0]])
     assert_runtime_equals_eager(layer_normalization.native_layer_norm, x, None, None, normalized_shape=(3,), eps=1e-5)
-    for place in (0, 15, 31):
+    for position in (0, 15, 31):
         long = torch.ones(1, 32)
-        long[0, place] = math.inf
+        long[0, position] = math.inf
         _, mean, _ = layer_normalization.native_layer_norm(long, None, None, normalized_shape=(32,), eps=1e-5)
-        assert mean.isnan(), place
+        assert mean.isnan(), position
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -307,11 +305,11 @@ def test_logical_operators_use_promoted_dtype():
 
 
 @pytest.mark.parametrize("ord", [math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_vector_norm_infinity_order_keeps_nan(ord, place):
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_vector_norm_infinity_order_keeps_nan(ord, position):
     """Norms of infinite order keep NaN."""
     x = torch.tensor([[2.0, 1.0, -3.0], [1.0, -math.inf, 1.0]])
-    x[0, place] = NAN
+    x[0, position] = NAN
     assert_runtime_equals_eager(vector_norms.linalg_vector_norm, x, ord=ord, dim=(-1,))
     assert_runtime_equals_eager(vector_norms.linalg_vector_norm, x, ord=ord, keepdim=True)
 

@@ -89,7 +89,7 @@ def test_write_back_rule_equals_eager_write(name):
         tried += 1
     if not tried:
         pytest.skip(f"the reference of {name} returns a copy: there is no eager write through it to compare with")
-    assert tried >= DRAWS // 8, f"{name}: eager refused nearly every write; let its samples draw more real views"
+    assert tried >= DRAWS // 8, f"{name}: eager rejected nearly every write. Let its samples draw more real views"
 
 
 @pytest.mark.parametrize("name", VIEWS)

@@ -90,7 +90,7 @@ class Sketch:
                 and value.data.device.type != "meta"
             ):
                 found = replace(value.deferred_data, known=None)()
-                assert torch.equal(_bits(found), _bits(value.data)), f"{value.name} does not follow as it says"
+                assert torch.equal(_bits(found), _bits(value.data)), f"{value.name} is not equal to its deferred data"
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:

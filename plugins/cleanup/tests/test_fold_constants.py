@@ -127,22 +127,22 @@ def test_fold_constants_large_constant_replaced_by_equal_size(sketch):
     assert sketch.returns(y).clean(FoldConstants(limit_bytes=8)) == ["matmul"]
 
 
-@pytest.mark.parametrize("place", ["read twice", "grows", "read after"])
-def test_fold_constants_large_kept_constant_not_repeated(sketch, place):
+@pytest.mark.parametrize("position", ["read twice", "grows", "read after"])
+def test_fold_constants_large_kept_constant_not_repeated(sketch, position):
     """A large constant that stays is not repeated."""
     w = sketch.constant(torch.randn(8, 4))
-    y = sketch("expand", w, size=(2, 8, 4)) if place == "grows" else sketch("permute", w, dims=(1, 0))
+    y = sketch("expand", w, size=(2, 8, 4)) if position == "grows" else sketch("permute", w, dims=(1, 0))
     sketch.returns(sketch("add", sketch.input(*y.type.shape), y))
-    if place == "read twice":
+    if position == "read twice":
         sketch.returns(sketch("add", sketch.input(8, 4, name="y"), w))
-    if place == "read after":
+    if position == "read after":
         sketch.returns(*(sketch("add", sketch.input(4, 8), sketch(kind, y)) for kind in ("neg", "abs")))
     left = {
         "read twice": ["permute", "add", "add"],
         "grows": ["expand", "add"],
         "read after": ["add", "neg", "add", "abs", "add"],
     }
-    assert sketch.clean(FoldConstants(limit_bytes=8)) == left[place]
+    assert sketch.clean(FoldConstants(limit_bytes=8)) == left[position]
 
 
 def test_fold_literals_constant_output_keeps_node_and_name(sketch):

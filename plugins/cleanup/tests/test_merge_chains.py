@@ -172,8 +172,8 @@ def test_merge_chains_shared_permute_not_duplicated(sketch):
 
 
 @pytest.mark.parametrize("first", DTYPES, ids=str)
-def test_mergeable_casts_agree_on_extreme_elements(first):
-    """Casts that merge agree on extreme elements."""
+def test_mergeable_casts_agree_on_boundary_elements(first):
+    """Casts that merge agree on boundary elements."""
     x = make_boundary_tensor(first)
     for middle, last in itertools.product(DTYPES, repeat=2):
         if is_representable(first, middle):

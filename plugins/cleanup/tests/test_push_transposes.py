@@ -242,13 +242,13 @@ def test_push_transposes_reduction_absorbs_permute(sketch, dim, keepdim, left):
     assert sketch.returns(y).clean(PushTransposes()) == left
 
 
-def build_window_attention(sketch, heads=2, width=8, window=2, side=4):
+def build_window_attention(sketch, heads=2, width=8, window=2, length=4):
     """Return one block of window attention on ``[b, c, h, w]`` as Swin writes it, with its no-op steps."""
-    tokens, count = window * window, side // window
-    x = sketch.input(2, width, side, side)
+    tokens, count = window * window, length // window
+    x = sketch.input(2, width, length, length)
     residual = sketch("add", add_permute(sketch, x), sketch("neg", add_permute(sketch, sketch("tanh", x))))
     y = sketch("layer_norm", residual, None, None, normalized_shape=(width,))
-    y = sketch("roll", sketch("slice", y, dim=1, start=0, end=side), shifts=(0, 0), dims=(1, 2))
+    y = sketch("roll", sketch("slice", y, dim=1, start=0, end=length), shifts=(0, 0), dims=(1, 2))
     y = sketch("permute", sketch("reshape", y, shape=(2, count, window, count, window, width)), dims=(0, 1, 3, 2, 4, 5))
     y = sketch("reshape", sketch("identity", y), shape=(2 * count**2, tokens, width))
     qkv = sketch("linear", y, sketch.constant(torch.randn(3 * width, width), "qkv"))
@@ -265,8 +265,8 @@ def build_window_attention(sketch, heads=2, width=8, window=2, side=4):
         "linear", sketch("reshape", y, shape=(8, tokens, width)), sketch.constant(torch.randn(width, width), "o")
     )
     y = sketch("reshape", sketch("dropout", y, p=0.0, train=False), shape=(2, count, count, window, window, width))
-    y = sketch("reshape", sketch("permute", y, dims=(0, 1, 3, 2, 4, 5)), shape=(2, side, side, width))
-    y = sketch("add", sketch("slice", y, dim=2, start=0, end=side), residual)
+    y = sketch("reshape", sketch("permute", y, dims=(0, 1, 3, 2, 4, 5)), shape=(2, length, length, width))
+    y = sketch("add", sketch("slice", y, dim=2, start=0, end=length), residual)
     return sketch.returns(sketch("mean", add_permute(sketch, y, FIRST), dim=(2, 3)))
 
 

@@ -48,14 +48,14 @@ def add_symbol_element(sketch, name):
     return value
 
 
-@pytest.mark.parametrize("place", ["attribute", "operand", "guard"])
-def test_remove_dead_nodes_symbol_source_kept(sketch, place):
+@pytest.mark.parametrize("position", ["attribute", "operand", "guard"])
+def test_remove_dead_nodes_symbol_source_kept(sketch, position):
     """A node whose symbol is needed stays."""
     add_symbol_element(sketch, "n")
     y = sketch.input(3, name="y")
-    if place == "attribute":
+    if position == "attribute":
         y = sketch("expand", sketch("sum", y), size=(make_symbol("n"),))
-    elif place == "operand":
+    elif position == "operand":
         y = sketch("mul", y, make_symbol("n"))
     else:
         sketch.graph.guards.append(Guard(sympy.Gt(make_symbol("n"), 2), ""))

@@ -214,10 +214,10 @@ def test_compile_internal_error_exits_70(run, monkeypatch):
     monkeypatch.setattr(clika_ref, "clika_compile", make_failing(ZeroDivisionError("a bug.")))
     words = ("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     result = run(*words)
-    said = (
+    output = (
         "error: ZeroDivisionError: a bug. This is a bug in clika-ref or in a plugin. Run again with --debug, and report"
     )
-    assert (result.exit_code, result.stderr) == (70, f"{said} the traceback.\n")
+    assert (result.exit_code, result.stderr) == (70, f"{output} the traceback.\n")
     shown = run(*words, "--debug")
     assert shown.exit_code == 70
     assert shown.stderr.startswith("Traceback (most recent call last):")
@@ -236,16 +236,16 @@ def test_compile_system_exit_in_model_exits_3(run, monkeypatch):
     """A model that raises SystemExit exits with 3."""
     monkeypatch.setattr(clika_ref, "clika_compile", make_failing(SystemExit(0)))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
-    said = "error: the model or the data exited the process: SystemExit(0). Remove its call of sys.exit().\n"
-    assert (result.exit_code, result.stderr) == (3, said)
+    output = "error: the model or the data exited the process: SystemExit(0). Remove its call of sys.exit().\n"
+    assert (result.exit_code, result.stderr) == (3, output)
 
 
 def test_compile_interrupt_exits_130(run, monkeypatch):
     """An interrupt exits with 130 and one line."""
     monkeypatch.setattr(clika_ref, "clika_compile", make_failing(KeyboardInterrupt()))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
-    said = "interrupted: existing files are unchanged, and no incomplete file was written\n"
-    assert (result.exit_code, result.stderr) == (130, said)
+    output = "interrupted: existing files are unchanged, and no incomplete file was written\n"
+    assert (result.exit_code, result.stderr) == (130, output)
 
 
 def test_compile_closed_pipe_exits_1_silently(run, monkeypatch):
@@ -326,7 +326,7 @@ def test_compile_artifact_runs_with_untraced_batch(run, tmp_path, monkeypatch):
     session = open_session(path)
     model, x = importlib.import_module("real_model").made, torch.randn(7, 3)
     (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    # Three products and a sum of size 1 in another order: some 4 roundings of 6e-8.
+    # Three multiplications and a sum of size 1 in another order: some 4 roundings of 6e-8.
     torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), rtol=0, atol=1e-6)
 
 
@@ -374,7 +374,7 @@ def test_compile_short_target_name_resolved(run, compilation, tmp_path, given, n
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "suggestion"),
     [
         ("OpenVINO", "Did you mean 'openvino'?"),
         ("tensorrt_llm", "Did you mean 'tensorrt-llm'?"),
@@ -384,16 +384,14 @@ def test_compile_short_target_name_resolved(run, compilation, tmp_path, given, n
         (" ", "Give the name of one."),
     ],
 )
-def test_target_option_unknown_name_suggests_near(run, tmp_path, given, said):
+def test_target_option_unknown_name_suggests_near(run, tmp_path, given, suggestion):
     """An unknown target lists the installed ones and the near match."""
     known = "interpreter, onnx-reference, onnxruntime, openvino, tensorrt, tensorrt-llm"
     for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
         result = run(*words, "--target", given)
         assert result.exit_code == 2
-        message = (
-            f"error: cannot use the target {given!r}: no installed plugin provides it (installed: {known}). {said}\n"
-        )
-        assert message in result.stderr
+        error = f"error: cannot use the target {given!r}: no installed plugin provides it (installed: {known})."
+        assert f"{error} {suggestion}\n" in result.stderr
 
 
 def test_import_cli_does_not_import_torch():
@@ -444,7 +442,7 @@ def no_suite(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("run", "--target", "onnxruntime")])
-def test_conformance_without_the_suite_says_what_to_install(no_suite, words):
+def test_conformance_without_the_suite_names_package(no_suite, words):
     result = CliRunner().invoke(no_suite, ["conformance", *words])
     assert result.exit_code == 3
     assert result.stderr == (

@@ -72,7 +72,7 @@ def test_inspect_misuse_reports_reason(quantized_folder, words, status, message)
     assert result.stderr.startswith("error: ")
 
 
-def test_inspect_picture_without_visualizer_says_what_to_install(tmp_path, monkeypatch):
+def test_inspect_picture_without_visualizer_names_package(tmp_path, monkeypatch):
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     result = run_command("inspect", "q.clika", "--picture", tmp_path / "net.svg")
     assert result.exit_code == 3

@@ -46,7 +46,7 @@ def test_new_plugin_writes_distribution_and_next_steps(run, tmp_path):
     ]
 
 
-def test_new_plugin_without_the_suite_says_what_its_tests_need(run, monkeypatch):
+def test_new_plugin_without_the_suite_names_requirements_of_tests(run, monkeypatch):
     found = importlib.metadata.distribution
 
     def find_version_without_suite(name):

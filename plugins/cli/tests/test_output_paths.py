@@ -31,7 +31,7 @@ def test_check_output_paths_no_output_accepted():
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("location", "message"),
     [
         ("folder", "-o: cannot write '.*folder': it is a folder. Add a file name"),
         ("/dev/null", "-o: cannot write '/dev/null': it is a device, pipe or socket, not a plain file. Choose another"),
@@ -40,10 +40,10 @@ def test_check_output_paths_no_output_accepted():
         ("nu\0ll", "-o: cannot write '.*': .*null (byte|character).*. Choose a path without it"),
     ],
 )
-def test_check_output_paths_unwritable_path_names_option(working_folder, place, said):
+def test_check_output_paths_unwritable_path_names_option(working_folder, location, message):
     """A path that cannot be written raises an error that names the option."""
-    with pytest.raises(MisuseError, match=said):
-        check_output_paths({"-o": type(working_folder)(place)}, "give -o")
+    with pytest.raises(MisuseError, match=message):
+        check_output_paths({"-o": type(working_folder)(location)}, "give -o")
 
 
 def test_check_output_paths_read_only_folder_raises(working_folder, monkeypatch):
@@ -55,13 +55,13 @@ def test_check_output_paths_read_only_folder_raises(working_folder, monkeypatch)
         check_output_paths({"-o": working_folder / "new.onnx"}, "give -o")
 
 
-@pytest.mark.parametrize("place", ["there", "link", "./there"])
+@pytest.mark.parametrize("location", ["there", "link", "./there"])
 @pytest.mark.parametrize("word", ["there", "link", "ids=there", "float32:there,1x3", "folder/../there"])
-def test_check_output_paths_input_file_rejected(working_folder, place, word):
+def test_check_output_paths_input_file_rejected(working_folder, location, word):
     """An output that is also an input raises an error."""
-    said = re.escape(f"--save: cannot write {working_folder / place}: it is also an input. Choose another name.")
-    with pytest.raises(MisuseError, match=said):
-        check_output_paths({"--save": working_folder / place}, "give -o", ["1x3", "my_model:Net", word])
+    message = re.escape(f"--save: cannot write {working_folder / location}: it is also an input. Choose another name.")
+    with pytest.raises(MisuseError, match=message):
+        check_output_paths({"--save": working_folder / location}, "give -o", ["1x3", "my_model:Net", word])
 
 
 def test_check_output_paths_words_without_file_ignored(working_folder):

@@ -55,7 +55,7 @@ def test_report_saved_module_or_float_model(working_folder):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("nets_to_report:Net",), "there is no output path. Give -o FILE.html."),
         (
@@ -70,13 +70,13 @@ def test_report_saved_module_or_float_model(working_folder):
         ),
     ],
 )
-def test_report_misuse_exits_2(working_folder, words, said):
+def test_report_misuse_exits_2(working_folder, words, message):
     """Missing or contradictory arguments exit with 2 and leave no file."""
     compile_int8().clika_save(working_folder / "saved")
     (working_folder / "settings.yaml").write_text("{}\n")
     done = run_report(*words)
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert not (working_folder / "r.html").exists()
 
 

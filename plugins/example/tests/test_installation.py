@@ -18,7 +18,7 @@ GIT = shutil.which("git") or "git"
 
 INSTALL = ("install", "--no-index", "--no-build-isolation", "--no-deps", "--no-compile")
 
-TOLD = """
+PRINT_INSTALLED_PARTS = """
 import importlib.util, json
 from clika_ref_cli.plugin_facts import load_installed_plugins
 
@@ -53,9 +53,9 @@ class Environment:
 
     def plugins(self):
         """Return each plugin that clika-ref finds there, under its name, and where the example was found."""
-        told = json.loads(self.run("-c", TOLD))
-        assert told["failures"] == []
-        return {plugin["name"]: plugin for plugin in told["plugins"]}, told["file"]
+        installed = json.loads(self.run("-c", PRINT_INSTALLED_PARTS))
+        assert installed["failures"] == []
+        return {plugin["name"]: plugin for plugin in installed["plugins"]}, installed["file"]
 
     def names(self):
         """Return the entries of its package folder."""

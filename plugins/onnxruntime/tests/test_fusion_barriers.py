@@ -9,11 +9,11 @@ from torch import nn
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 
 
-def read_optimized_op_types(path, folder, **sides):
+def read_optimized_op_types(path, folder, **axes):
     """Return the operators in the optimized graph of a file, with some dims fixed."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimized.onnx")
-    for name, side in sides.items():
+    for name, side in axes.items():
         options.add_free_dimension_override_by_name(name, side)
     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
@@ -37,8 +37,8 @@ class Biased(nn.Module):
         return torch.tanh(self.inner(torch.relu(x)))
 
 
-@pytest.mark.parametrize("sides", [(), (2, 3)])
-def test_fusion_barriers_bias_of_int8_matmul_stays_sum(tmp_path, sides):
+@pytest.mark.parametrize("axes", [(), (2, 3)])
+def test_fusion_barriers_bias_of_int8_matmul_stays_sum(tmp_path, axes):
     """A bias after an INT8 product stays a sum if dims are fixed later."""
     module = clika_compile(
         Biased().eval(),
@@ -48,7 +48,7 @@ def test_fusion_barriers_bias_of_int8_matmul_stays_sum(tmp_path, sides):
     )
     path = module.clika_export(tmp_path / "biased.onnx").path
     dims = onnx.load(path).graph.input[0].type.tensor_type.shape.dim
-    fixed = {dim.dim_param: side for dim, side in zip(dims, sides, strict=False)}
+    fixed = {dim.dim_param: side for dim, side in zip(dims, axes, strict=False)}
     kinds = read_optimized_op_types(path, tmp_path, **fixed)
     assert {"MatMulIntegerToFloat", "Sum"} <= {*kinds}
     assert "DequantizeLinear" not in kinds

@@ -76,7 +76,7 @@ F64, F16, I64, U8 = torch.float64, torch.float16, torch.int64, torch.uint8
 
 
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "message"),
     [
         (
             build_node("conv2d", (F64, (1, 2, 5, 5)), (F64, (3, 2, 3, 3)), None),
@@ -97,9 +97,9 @@ F64, F16, I64, U8 = torch.float64, torch.float16, torch.int64, torch.uint8
         ),
     ],
 )
-def test_unsupported_reason_missing_kernel_named(node, said):
+def test_unsupported_reason_missing_kernel_named(node, message):
     """A call that needs a missing kernel is unsupported."""
-    with pytest.raises(TargetError, match="it computes " + said):
+    with pytest.raises(TargetError, match="it computes " + message):
         raise TargetError(OnnxRuntime().unsupported_reason(node))
 
 

@@ -91,7 +91,7 @@ def test_seconds_of_nodes_sums_medians_per_node(tmp_path):
 
 
 def test_profile_missing_runtime_raises(monkeypatch, tmp_path):
-    """Without the runtime, the error says how to install it."""
+    """Without the runtime, the error names the command to install it."""
     artifact = compile_residual(None).clika_export(tmp_path / "model.onnx")
     monkeypatch.setattr(module_of_target, "find_spec", lambda name: None)
     with pytest.raises(TargetError, match="onnxruntime is not installed; pip install onnxruntime"):

@@ -34,14 +34,14 @@ class Call:
         self.name, self.operands, self.attrs = name, full.operands, full.attrs
 
 
-ENDS = torch.tensor([[LEAST, 3, GREATEST], [1, 2, 4], [2**40, 2**40, 2**40 + 1]])
+BOUNDS = torch.tensor([[LEAST, 3, GREATEST], [1, 2, 4], [2**40, 2**40, 2**40 + 1]])
 LARGE = torch.tensor([2**53 + 1, 5, LEAST, 2, 7]).expand(1, 5, 5)
 CASES = [
-    ("prod", "multiply_integers", Call("prod", ENDS, dim=-1, keepdim=True)),
-    ("prod of all", "multiply_integers", Call("prod", ENDS)),
+    ("prod", "multiply_integers", Call("prod", BOUNDS, dim=-1, keepdim=True)),
+    ("prod of all", "multiply_integers", Call("prod", BOUNDS)),
     ("pow", "raise_integers", Call("pow", 3, torch.tensor([2, 35, 90, LEAST]))),
     ("pow of int32", "raise_integers", Call("pow", 2, torch.tensor([2, 31, 40, -1], dtype=torch.int32))),
-    ("pow of tensors", "raise_integers", Call("pow", ENDS, torch.tensor([[0, 1, 2], [3, 4, 5], [2, 3, 1]]))),
+    ("pow of tensors", "raise_integers", Call("pow", BOUNDS, torch.tensor([[0, 1, 2], [3, 4, 5], [2, 3, 1]]))),
     ("max_pool2d", "max_pool2d", Call("max_pool2d", LARGE, kernel_size=(2, 2))),
     ("max_pool2d_with_indices", "max_pool2d_with_indices", Call("max_pool2d_with_indices", LARGE, kernel_size=(2, 2))),
     ("max_pool3d", "max_pool3d", Call("max_pool3d", LARGE[None], kernel_size=(1, 2, 2))),
@@ -91,7 +91,7 @@ def test_prelu_replica_infinite_weight_keeps_zeros(tmp_path, weight, count):
 
 @pytest.mark.parametrize("reduce", ["amax", "amin", "sum"])
 @pytest.mark.parametrize("include_self", [False, True])
-def test_scatter_extremes_later_numbers_replace_nan(tmp_path, reduce, include_self):
+def test_scatter_min_max_later_numbers_replace_nan(tmp_path, reduce, include_self):
     """Scattered maxima and minima lose NaN to later numbers."""
     x, index = torch.tensor([[math.nan, 1.0, 2.0]] * 2), torch.tensor([[0, 1, 1, 2]])
     src = torch.tensor([[5.0, math.nan, 0.5, math.nan]])
@@ -106,7 +106,7 @@ def test_scatter_extremes_later_numbers_replace_nan(tmp_path, reduce, include_se
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("last", [False, True])
-def test_bag_extremes_later_numbers_replace_nan(tmp_path, mode, padding_idx, last):
+def test_bag_min_max_later_numbers_replace_nan(tmp_path, mode, padding_idx, last):
     """The maximum of a bag loses NaN to later numbers."""
     weight = torch.tensor([[math.nan, 1.0], [0.5, math.nan], [2.0, -math.inf], [math.nan, 7.0]])
     indices, offsets = torch.tensor([0, 2, 1, 1, 3, 2, 0]), torch.tensor([0, 2, 4, 4, 7])
@@ -120,19 +120,19 @@ def test_bag_extremes_later_numbers_replace_nan(tmp_path, mode, padding_idx, las
 
 
 @pytest.mark.parametrize("align_corners", [False, True])
-@pytest.mark.parametrize("sides", [2, 3])
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_grid_sampler_replica_rounds_before_reflection(tmp_path, dtype, sides, align_corners):
+def test_grid_sampler_replica_rounds_before_reflection(tmp_path, dtype, size, align_corners):
     """A point between two elements is rounded before it is reflected."""
     points = torch.arange(-6, 6.5, 0.5, dtype=dtype)
-    grid = torch.cartesian_prod(*[points] * sides).reshape(1, -1, *[1] * (sides - 1), sides)
-    x = torch.arange(2.0**sides, dtype=dtype).reshape(1, 1, *[2] * sides)
+    grid = torch.cartesian_prod(*[points] * size).reshape(1, -1, *[1] * (size - 1), size)
+    x = torch.arange(2.0**size, dtype=dtype).reshape(1, 1, *[2] * size)
     attrs = {"interpolation_mode": 1, "padding_mode": 2, "align_corners": align_corners}
     call = Call("grid_sampler", x, grid, **attrs)
     (actual,) = run(tmp_path, call)
     assert torch.equal(actual, replicas.grid_sampler(*call.operands, **call.attrs))
     eager = OPERATORS["grid_sampler"](*call.operands, **call.attrs)
-    assert torch.equal(actual, eager) is align_corners  # then reflected places stay even or odd, and so do halves
+    assert torch.equal(actual, eager) is align_corners  # then reflected positions stay even or odd, and so do halves
 
 
 @pytest.mark.parametrize("align_corners", [False, True])
@@ -155,14 +155,14 @@ def test_grid_sampler_replica_reads_beyond_border(tmp_path, special, padding_mod
 
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("padding_mode", [0, 1, 2])
-@pytest.mark.parametrize(("sides", "interpolation_mode"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
+@pytest.mark.parametrize(("size", "interpolation_mode"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
 def test_grid_sampler_replica_nonfinite_point_at_first_border(
-    tmp_path, sides, interpolation_mode, padding_mode, align_corners
+    tmp_path, size, interpolation_mode, padding_mode, align_corners
 ):
     """A point that is not finite is moved to the first border."""
     points = torch.tensor([math.nan, math.inf, -math.inf, 0.25, 3e38])
-    grid = torch.cartesian_prod(*[points] * sides).reshape(1, -1, *[1] * (sides - 1), sides)
-    x = torch.arange(2 * 3.0 * 4 ** (sides - 1)).reshape(1, 2, 3, *[4] * (sides - 1))
+    grid = torch.cartesian_prod(*[points] * size).reshape(1, -1, *[1] * (size - 1), size)
+    x = torch.arange(2 * 3.0 * 4 ** (size - 1)).reshape(1, 2, 3, *[4] * (size - 1))
     attrs = {"interpolation_mode": interpolation_mode, "padding_mode": padding_mode, "align_corners": align_corners}
     call = Call("grid_sampler", x, grid, **attrs)
     (actual,) = run(tmp_path, call)

@@ -147,7 +147,7 @@ def test_unsupported_reason_scales_of_stacked_matrices_named():
 
 
 def test_check_supported_message_states_if_float_helps(monkeypatch):
-    """The error says if keeping the node in float helps."""
+    """The error states if keeping the node in float helps."""
     graph = build_quantized_product("matmul", 0)
     with pytest.raises(TargetError, match=r"on axis 0.*; in float it would run: LayerQuantizationSettings\(skip"):
         check_supported(graph, OnnxRuntime())

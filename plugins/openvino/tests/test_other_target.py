@@ -110,7 +110,7 @@ def test_deployment_settings_name_raises(compiled_module, tmp_path):
 
 
 def test_clika_export_copy_for_other_target_raises(compiled_module, tmp_path):
-    """A copy has no observed min/max, and the error says how to proceed."""
+    """A copy has no observed min/max, and the error states how to proceed."""
     twin = copy.deepcopy(compiled_module)
     twin.clika_export(tmp_path / "own.onnx")
     with pytest.raises(

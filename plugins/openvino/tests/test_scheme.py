@@ -46,9 +46,9 @@ CASES = {
 }
 
 
-def compile_chain(layer, behind, x, smooth_quant="auto", **settings):
+def compile_chain(layer, after, x, smooth_quant="auto", **settings):
     torch.manual_seed(0)
-    module = Chain(layer(), behind) if behind is not None else Chain(layer())
+    module = Chain(layer(), after) if after is not None else Chain(layer())
     return clika_compile(
         module.eval(),
         tracing_inputs=[x],
@@ -62,8 +62,8 @@ def compile_chain(layer, behind, x, smooth_quant="auto", **settings):
 @pytest.mark.parametrize("name", CASES)
 def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
     """Layers planned in INT8 run in INT8 and compute the same as the module."""
-    layer, behind, x, count = CASES[name]
-    module = compile_chain(layer, behind, x, smooth_quant="off" if name == "moved" else "auto")  # a quotient is no move
+    layer, after, x, count = CASES[name]
+    module = compile_chain(layer, after, x, smooth_quant="off" if name == "moved" else "auto")  # a quotient is no move
     found = module.clika_explain()
     assert sum(node.planned == "int8" for node in found.nodes) == count
     assert not found.not_quantized, str(found)
@@ -74,8 +74,8 @@ def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
 
 def test_explain_residual_add_fused_into_convolution():
     """A residual is added by the convolution before it."""
-    layer, behind, x, _ = CASES["residual"]
-    runs = {node.operator: node.runs for node in compile_chain(layer, behind, x).clika_explain().nodes}
+    layer, after, x, _ = CASES["residual"]
+    runs = {node.operator: node.runs for node in compile_chain(layer, after, x).clika_explain().nodes}
     assert runs["add"] == "fused"
 
 
@@ -142,11 +142,11 @@ def test_avoid_overflow_cpu_flags_set_weight_bits():
 
 def test_preset_performance_uses_middle_zero_point():
     """Preset performance has the middle as zero point and runs in INT8 too."""
-    layer, behind, x, count = CASES["conv2d"]
-    module = compile_chain(layer, behind, x, preset="performance")
+    layer, after, x, count = CASES["conv2d"]
+    module = compile_chain(layer, after, x, preset="performance")
     (scale,) = module.clika_state.quantized.plan.activations.values()
     assert scale.zero_point == 128
-    (mixed,) = compile_chain(layer, behind, x).clika_state.quantized.plan.activations.values()
+    (mixed,) = compile_chain(layer, after, x).clika_state.quantized.plan.activations.values()
     assert mixed.zero_point != 128
     found = module.clika_explain()
     assert sum(node.planned == "int8" for node in found.nodes) == count

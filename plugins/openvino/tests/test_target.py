@@ -106,7 +106,7 @@ def test_clika_export_uppercase_xml_raises(tmp_path):
 
 
 def test_load_missing_runtime_raises(monkeypatch, tmp_path):
-    """Without the runtime, the error says how to install it."""
+    """Without the runtime, the error names the command to install it."""
     monkeypatch.setattr(module_of_target, "find_spec", lambda _: None)
     assert OpenVino().unavailable_reason() == "openvino is not installed; pip install openvino"
     with pytest.raises(TargetError, match="pip install openvino"):
@@ -114,7 +114,7 @@ def test_load_missing_runtime_raises(monkeypatch, tmp_path):
 
 
 def test_clika_export_missing_runtime_writes_onnx(monkeypatch, tmp_path):
-    """Without the runtime, ONNX files are written, and tables say how to install it."""
+    """Without the runtime, ONNX files are written, and tables name the command to install it."""
     settings = QuantizationSettings(automatic_skip_quantization=False)
     module = clika_compile(
         make_net(),

@@ -38,7 +38,7 @@ def build_binary_operator(operator, *other, **attributes):
     return sketch.model(sketch.node("MatMul", "out", result, sketch.weight("w", 64 if attributes else 32, 32)))
 
 
-def build_decomposed_norm(pair_behind):
+def build_decomposed_norm(pair_after):
     """A convolution and its norm as a product and a sum, with a pair after one of the three."""
     sketch = Sketch()
     tensor = sketch.quantize(sketch.input("x", *IMAGE))
@@ -49,7 +49,7 @@ def build_decomposed_norm(pair_behind):
         ("Add", "shifted", constants[1]),
     ):
         tensor = sketch.node(operator, name, tensor, other)
-        tensor = sketch.quantize(tensor) if name == pair_behind else tensor
+        tensor = sketch.quantize(tensor) if name == pair_after else tensor
     relu = sketch.quantize(sketch.node("Relu", "relu", tensor))
     return sketch.model(sketch.node("Conv", "out", relu, sketch.weight("v", 16, 16, 1, 1)))
 
@@ -69,14 +69,14 @@ def build_cast_to_int8():
     return sketch.model(sketch.node("Conv", "out", x, sketch.weight("w", 16, 16, 1, 1)))
 
 
-def build_float_convolution(kind=Kind.FLOAT, held=None, **blocks):
+def build_float_convolution(kind=Kind.FLOAT, stored_kind=None, **blocks):
     """A float convolution, with a float weight or a low-bit one."""
     sketch = Sketch(kind)
     x, shape = sketch.input("x", 4, 64, 8, 8), [64, 64, 1, 1]
-    if held is None:
+    if stored_kind is None:
         return sketch.model(sketch.node("Conv", "out", x, sketch.constant("w", shape, 0.5)))
     scales = [64, 1, 1, 1] if blocks else [64]
-    w = sketch.add_stored_weight("w", shape, scales, held, axis=1 if blocks else 0, **blocks)
+    w = sketch.add_stored_weight("w", shape, scales, stored_kind, axis=1 if blocks else 0, **blocks)
     return sketch.model(sketch.node("Conv", "out", x, w), 21)
 
 
@@ -197,12 +197,16 @@ def build_float32_scale(scale):
     return prepend_nodes(model, make_node("Cast", "wide", "x_scale", to=Kind.FLOAT16))
 
 
-def build_permuted_scale(operator, scales, *sides):
+def build_permuted_scale(operator, scales, *shape_or_order):
     """The convolution with weight scales that are moved or expanded from a constant."""
     model = set_constant(
-        set_constant(build_convolution(), "held", 0.05, shape=scales), "sides", sides, Kind.INT64, [len(sides)]
+        set_constant(build_convolution(), "element", 0.05, shape=scales),
+        "shape_or_order",
+        shape_or_order,
+        Kind.INT64,
+        [len(shape_or_order)],
     )
-    return prepend_nodes(model, make_node(operator, "held sides", "w_scale"))
+    return prepend_nodes(model, make_node(operator, "element shape_or_order", "w_scale"))
 
 
 def build_transposed_int8_weight(axis=1):
@@ -308,7 +312,11 @@ FURTHER = {
     "rows of a table per channel": (build_gather, "activation-per-tensor", "rows_Q rows_DQ"),
     "rows of a table of INT8 per channel": (build_int8_gather, "activation-per-tensor", "rows_DQ"),
     "zero point of one in a function": (partial(build_in_local_function, 1), "zero-point", "q__1 b__1"),
-    "int8 weight of a convolution of floats": (partial(build_float_convolution, held=Kind.INT8), "all-inputs", "out"),
+    "int8 weight of a convolution of floats": (
+        partial(build_float_convolution, stored_kind=Kind.INT8),
+        "all-inputs",
+        "out",
+    ),
     "scale that a Cast makes 0": (partial(build_float32_scale, 1e-9), "scale", X),
     "scale that is repeated along axis 1": (
         lambda: set_axis(set_axis(build_permuted_scale("Expand", [], 16), "w_Q", 1), "w_DQ", 1),

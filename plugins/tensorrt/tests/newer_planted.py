@@ -77,12 +77,12 @@ NEWER = {
     ),
     "float4 in blocks of 32": (partial(build_nvfp4, block=32), "blocks", "w_DQ"),
     "float8 scales as they are": (
-        partial(build_nvfp4, is_dynamic=False, is_held=False),
+        partial(build_nvfp4, is_dynamic=False, is_stored=False),
         "scale-type valid-onnx",
         "w_DQ FILE",
     ),
     "exponents of int8": (
-        partial(build_mxfp8, integers=Kind.INT8),
+        partial(build_mxfp8, quantized_kind=Kind.INT8),
         "all-inputs blocks int8-with-float8 scale-type",
         "w_DQ out x_DQ",
     ),

@@ -35,7 +35,7 @@ def build_tensorrt_float8(model):
 
 def build_tensorrt_int4(block=64):
     model = rename_to_tensorrt_operators(build_blockwise(block=block), DequantizeLinear="TRT_INT4DequantizeLinear")
-    del find(model, "w_DQ").attribute[1:]  # its shapes say how long the blocks are
+    del find(model, "w_DQ").attribute[1:]  # its shapes define the block size
     return model
 
 
@@ -49,7 +49,7 @@ def append_plugin(operator, domain):
     return model
 
 
-def build_nvfp4(block=16, is_dynamic=True, is_held=True):
+def build_nvfp4(block=16, is_dynamic=True, is_stored=True):
     """A product with weight and input in float4, with block scales in float8 that have a scale themselves."""
     sketch = Sketch()
     x, whole = sketch.input("x", 4, 64), sketch.constant("whole", [], 0.5)
@@ -59,17 +59,17 @@ def build_nvfp4(block=16, is_dynamic=True, is_held=True):
         held = sketch.node("DequantizeLinear", "s_DQ", "s", whole)
         x = sketch.node("DequantizeLinear", "x_DQ", "x_Q", held, axis=-1, block_size=16, domain="trt")
     scales = sketch.constant("w_scales", [64 // block, 64], 2.0, Kind.FLOAT8E4M3FN)
-    scales = sketch.node("DequantizeLinear", "scales_DQ", scales, whole) if is_held else scales
+    scales = sketch.node("DequantizeLinear", "scales_DQ", scales, whole) if is_stored else scales
     w = sketch.constant("w", [64, 64], 1.0, Kind.FLOAT4E2M1)
     w = sketch.node("DequantizeLinear", "w_DQ", w, scales, axis=0, block_size=block)
     return sketch.model(sketch.node("MatMul", "out", x, w), 24, [4, 64])
 
 
-def build_mxfp8(block=32, integers=Kind.FLOAT8E4M3FN, scale=Kind.FLOAT8E8M0):
+def build_mxfp8(block=32, quantized_kind=Kind.FLOAT8E4M3FN, scale=Kind.FLOAT8E8M0):
     """A product with a float8 weight and exponent-only block scales."""
     sketch = Sketch()
     scales = sketch.constant("w_scales", [64 // block, 64] if block else [], 2.0, scale)
-    w = sketch.constant("w", [64, 64], 1.0, integers)
+    w = sketch.constant("w", [64, 64], 1.0, quantized_kind)
     blocks = {"axis": 0, "block_size": block} if block else {}
     w = sketch.node("DequantizeLinear", "w_DQ", w, scales, output_dtype=Kind.FLOAT, **blocks)
     return sketch.model(sketch.node("MatMul", "out", sketch.dequantize_dynamically("x", 4, 64), w), 25, [4, 64])
@@ -296,7 +296,7 @@ def build_plugin_output(kind):
 
 
 def build_other_dynamic_scale():
-    """Dynamically quantized integers with static scales."""
+    """Dynamically quantized INT8 with static scales."""
     model = build_nvfp4()
     model.graph.node.insert(0, make_node("ReduceMax", "x", "largest", keepdims=0))
     return set_node_inputs(model, "x_DQ", "x_Q largest")

@@ -190,7 +190,7 @@ FAULTS = {  # how each is planted, the rules that it breaks, and the nodes that 
         "q d end",
     ),
     "TopK in a branch": (
-        lambda: build_branches(MANY, make_node("TopK", "x k", "end places")),
+        lambda: build_branches(MANY, make_node("TopK", "x k", "end indices")),
         "top-k valid-onnx",
         "end FILE",
     ),

@@ -115,7 +115,7 @@ def test_find_violations_long_chain_of_moves_passes(operator, times, operands):
     assert find_messages(build_operator_chain(operator, times, operands)) == []
 
 
-def test_find_violations_weight_moved_often_keeps_axis():
+def test_find_violations_weight_permuted_often_keeps_axis():
     """A weight may be transposed thousands of times, and its axis is known."""
     sketch = Sketch()
     w = sketch.weight("w", 32, 32, channels=32, axis=0)
@@ -228,7 +228,7 @@ def test_find_violations_attribute_reference_outside_function():
     model = truncate_field(build_convolution(), "w_Q", "attribute")
     reference = onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="side")
     find(model, "w_Q").attribute.append(reference)
-    message = "w_Q: its attribute axis refers to 'side' of a function, but the node is not in a function"
+    message = "w_Q: its attribute axis refers to 'dim' of a function, but the node is not in a function"
     assert find_messages(model) == [f"[form] {message}. Other rules are checked after this is fixed."]
 
 

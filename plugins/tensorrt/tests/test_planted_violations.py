@@ -152,7 +152,7 @@ def test_rules_each_have_planted_fault():
         (partial(build_blockwise, weight=Kind.INT8), []),
         (build_int4_weight_first, []),
         (partial(build_float_convolution, Kind.FLOAT16, Kind.INT4, block_size=64), ["blocks"]),
-        (partial(build_float_convolution, held=Kind.INT8), ["all-inputs"]),
+        (partial(build_float_convolution, stored_kind=Kind.INT8), ["all-inputs"]),
         (partial(build_convolution, 21, stored=Kind.INT4), ["all-inputs", "blocks"]),
     ],
 )

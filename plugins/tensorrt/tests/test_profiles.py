@@ -136,11 +136,11 @@ def test_shapes_invalid_form_raises_at_once(shapes, message):
         DeploymentSettings_TensorRT_ONNX(shapes=shapes)
 
 
-def build_two_dim_graph(*guards, sides=()):
+def build_two_dim_graph(*guards, shape=()):
     """A graph of two inputs; the dims of the second are computed from the two dims of the first."""
     graph = Graph("two")
     graph.add_output(graph.add_input(TensorType(torch.float32, (make_symbol("n"), make_symbol("m"))), "x"))
-    graph.add_output(graph.add_input(TensorType(torch.float32, sides or (make_symbol("n"), make_symbol("m"))), "y"))
+    graph.add_output(graph.add_input(TensorType(torch.float32, shape or (make_symbol("n"), make_symbol("m"))), "y"))
     graph.symbols = {
         "n": Symbol("n", 0, None, SymbolSource("x", 0), 4),
         "m": Symbol("m", 0, None, SymbolSource("x", 1), 5),
@@ -189,7 +189,7 @@ def test_choose_profile_guard_excludes_limits_and_reports():
 
 def test_choose_profile_opposed_dims_leave_one_size():
     """Dims that fall while others rise leave the profile one size."""
-    graph = build_two_dim_graph(sides=(make_symbol("n"), 10 - make_symbol("m")))
+    graph = build_two_dim_graph(shape=(make_symbol("n"), 10 - make_symbol("m")))
     profile = choose_profile(graph, make_call_counts({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
     assert profile.smallest == profile.usual == profile.largest == {"n": 1, "m": 6}
     assert "2 of 5 seen calls: with {'m': 2, 'n': 1}, a dim 10 - m of 'y' is 8, but is usually 4" in (profile.left_out)

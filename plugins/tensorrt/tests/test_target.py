@@ -328,7 +328,7 @@ def test_emulated_target_not_timed():
 
 
 def test_missing_emulator_still_writes_file(tmp_path, monkeypatch):
-    """Without the emulator, files are written, and the rest says how to install it."""
+    """Without the emulator, files are written, and the checks name the command to install it."""
     module = compile_net()
     module.clika_state.logs_dir = tmp_path / "logs"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # which Python takes for not installed

@@ -95,11 +95,11 @@ def compile_layers():
 def test_clika_quantize_to_goal_keeps_and_exports_best(tmp_path):
     """The module keeps the best candidate, computes with it and exports it."""
     net, data, module = compile_layers()
-    wanted = [net(x).detach() for x in data]
+    expected = [net(x).detach() for x in data]
 
     def compute_score(m):
         assert not m.training
-        return -sum(float((m(x) - w).square().sum()) for x, w in zip(data, wanted, strict=True))
+        return -sum(float((m(x) - w).square().sum()) for x, w in zip(data, expected, strict=True))
 
     whole = module.train().clika_quantize_to_goal(compute_score, MAX_THRESHOLD, calibration_inputs=data)
     assert (whole.best.layers, module.training) == (3, True)
@@ -177,7 +177,7 @@ def test_clika_quantize_to_goal_interrupt_keeps_best_so_far(calls):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "expected"),
     [
         ({"eval_fn": None}, r"eval_fn is None, .* Give a function that is called as eval_fn\(module\)"),
         ({"eval_fn": lambda: 1.0}, r"takes \(\), but is called as eval_fn\(module\)"),
@@ -186,11 +186,11 @@ def test_clika_quantize_to_goal_interrupt_keeps_best_so_far(calls):
         ({"layer_quantization_settings": {"conv": True}}, "a dict from names of layers to LayerQuantizationSettings"),
     ],
 )
-def test_clika_quantize_to_goal_invalid_arguments_raise(arguments, wanted):
+def test_clika_quantize_to_goal_invalid_arguments_raise(arguments, expected):
     """Arguments of a wrong type raise an error before any work."""
     _, _, module = compile_layers()
-    with pytest.raises(ModelError, match=wanted):
+    with pytest.raises(ModelError, match=expected):
         module.clika_quantize_to_goal(**{"eval_fn": lambda module: 1.0, "max_drop": 0.5, **arguments})
     if "eval_fn" not in arguments:
-        with pytest.raises(ModelError, match=wanted):
+        with pytest.raises(ModelError, match=expected):
             module.clika_initialize_algorithms(**arguments)

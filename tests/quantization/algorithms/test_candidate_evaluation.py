@@ -109,7 +109,7 @@ def test_observer_search_every_selects_best_of_all(monkeypatch):
     assert [*found.plan.activations.values()] == [compute_qparams(c, SCHEME.activations) for c in covered]
 
 
-class Moved(nn.Module):
+class Permuted(nn.Module):
     def __init__(self):
         super().__init__()
         self.one, self.two = nn.Linear(6, 6), nn.Linear(8, 8)
@@ -118,9 +118,9 @@ class Moved(nn.Module):
         return self.two(torch.sin(self.one(x)).transpose(1, 2))
 
 
-def test_observer_search_moved_tensor_uses_source_observer(monkeypatch):
+def test_observer_search_permuted_tensor_uses_source_observer(monkeypatch):
     """The result of a data movement uses the observer of its source."""
-    calibration = calibrate(Moved(), (8, 6))
+    calibration = calibrate(Permuted(), (8, 6))
     sin, moved = (next(n for n in calibration.graph.nodes if n.op_type == kind).name for kind in ("sin", "permute"))
     one = calibration.table.values[sin]
     first, rival = (

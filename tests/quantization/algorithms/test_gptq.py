@@ -99,7 +99,7 @@ def test_round_weights_only_cheap_needs_enough_rows():
     assert 63 not in DEFAULT_ROW_LENGTHS
 
 
-def test_quantize_graph_moved_weights_clamped():
+def test_quantize_graph_shifted_weights_clamped():
     """Moved weights stay within the range of their type."""
     graph, plan = make_plan(nn.Linear(64, 16), (64,))
     (name,) = plan.weights

@@ -59,7 +59,7 @@ def search_factors(graph, inputs):
 
 
 def test_apply_smoothing_keeps_float_outputs():
-    """Smoothing keeps the float outputs, and only linear layers read the smoothed activation."""
+    """SmoothQuant keeps the float outputs, and only linear layers read the scaled activation."""
     graph, (x,) = trace_graph(Outlying()), make_data(1)
     factors = search_factors(graph, [x])
     (name,) = [name for name, factor in factors.items() if float(factor[3]) > 4]
@@ -168,7 +168,7 @@ def quantize_weights(model, **options):
 
 
 def test_smoothing_int4_weights_reduce_error(tmp_path):
-    """Smoothing reduces the error of INT4 weights."""
+    """SmoothQuant reduces the error of INT4 weights."""
 
     def output_error(**options):
         model = Normalized()
@@ -247,7 +247,7 @@ def layer_error(module, model):
 
 
 def test_smoothing_reduces_error_exports_and_saves(tmp_path):
-    """Smoothing reduces the error, and the module exports, saves and loads."""
+    """SmoothQuant reduces the error, and the module exports, saves and loads."""
     model = Outlying()
     module = quantize_activations(model)
     module.clika_export(tmp_path / "model.onnx")  # compared with the module
@@ -258,7 +258,7 @@ def test_smoothing_reduces_error_exports_and_saves(tmp_path):
 
 
 def test_ranges_file_stores_smoothing(tmp_path):
-    """A ranges file contains the smoothing of its ranges."""
+    """A ranges file contains the SmoothQuant factors of its ranges."""
     file = str(tmp_path / "ranges.safetensors")
     first = quantize_activations(Outlying(), ranges_file=file)
     kept = RangeTable.load(file).smoothing
@@ -270,7 +270,7 @@ def test_ranges_file_stores_smoothing(tmp_path):
 
 
 def test_ranges_file_other_smoothing_raises(tmp_path):
-    """A ranges file with another smoothing raises an error."""
+    """A ranges file with other SmoothQuant factors raises an error."""
     file = str(tmp_path / "ranges.safetensors")
     quantize_activations(Outlying(), ranges_file=file)
     message = r"its SmoothQuant factors are for activations \(smooth_quant='auto', equalization='auto'\), not for off"
@@ -288,7 +288,7 @@ WEIGHTS = QuantizationSettings(
 
 
 @pytest.mark.parametrize(("first", "then"), [(VALUES, WEIGHTS), (WEIGHTS, VALUES)], ids=["weights then", "values then"])
-def test_clika_initialize_algorithms_recomputes_smoothed_ranges(tmp_path, first, then):
+def test_clika_initialize_algorithms_recomputes_smooth_quant_ranges(tmp_path, first, then):
     """Ranges that were smoothed for other settings are recomputed from the kept batches."""
 
     def compile_normalized(settings):
@@ -313,7 +313,7 @@ def test_clika_initialize_algorithms_recomputes_smoothed_ranges(tmp_path, first,
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
 def test_smoothing_other_threshold_needs_no_data(threshold):
-    """Another threshold needs no data, and a float module is not smoothed."""
+    """Another threshold needs no data, and SmoothQuant does not change a float module."""
     module = quantize_activations(Outlying())
     before = module(make_data()[0])
     found = module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=threshold))
@@ -332,7 +332,7 @@ def test_search_smoothing_factors_fp16_or_empty_batch_none():
 
 
 def test_smoothing_ignores_rejected_batch():
-    """A rejected batch does not influence the smoothing."""
+    """A rejected batch does not influence the SmoothQuant factors."""
     module = clika_compile(Outlying().eval(), tracing_inputs=make_data(1))
     with pytest.raises(ModelError, match="contains NaN"):
         module.clika_initialize_algorithms(calibration_inputs=[torch.full((64, 32), torch.nan)])

@@ -181,15 +181,15 @@ def test_weight_only_rounding_and_clipping_switches(monkeypatch):
     assert any((a.scales > b.scales).any() for a, b in zip(whole, clipped, strict=True))
 
 
-@pytest.mark.parametrize(("feedback", "is_moved"), [("auto", False), ("on", True), ("off", False)])
-def test_quantize_low_bit_gptq_kept_if_better_or_on(feedback, is_moved):
+@pytest.mark.parametrize(("feedback", "has_offsets"), [("auto", False), ("on", True), ("off", False)])
+def test_quantize_low_bit_gptq_kept_if_better_or_on(feedback, has_offsets):
     """GPTQ is kept only if it helps on other data, or if it is on."""
     rows, seen, other = randn(16, 64), make_correlated_data(512, 64), randn(256, 64, seed=5)
     held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, ClikaCompileOptions(gptq=feedback))
-    assert (held.offsets is not None) is is_moved
+    assert (held.offsets is not None) is has_offsets
 
 
-def test_packed_weight_moved_steps_start_from_clamped():
+def test_packed_weight_shifted_steps_start_from_clamped():
     """Moved steps start from the clamped value."""
     held = PackedWeight(4, 0, torch.ones(1, 1), torch.tensor([[-1, 1, -1, 0]], dtype=torch.int8))
     assert held.steps(torch.tensor([[9.0, -20.0, 3.0, 9.0]])).tolist() == [[6, -7, 2, 7]]
@@ -242,7 +242,7 @@ def test_weight_only_artifact_matches_module(tmp_path, bits, block_size):
         weights_only_quantization_block_size=block_size,
         quantization_sensitivity_threshold=1.0,
     ).eval()
-    module.clika_export(tmp_path / "m.onnx")  # held against the module, rounding as the runtime does
+    module.clika_export(tmp_path / "m.onnx")  # compared with the module, which rounds as the runtime does
     layers = [n for n in module.clika_explain().nodes if n.operator == "matmul"]
     assert [(n.planned, n.runs) for n in layers] == [(f"int{bits} weights",) * 2] * 2
     kinds = {t.data_type for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
@@ -289,7 +289,7 @@ def test_torch_onnx_export_keeps_low_bit_weights(bits, block_size, tmp_path):
     kinds = {
         t.data_type for t in onnx.load(tmp_path / "net.onnx").graph.initializer if len(t.dims) == 2 and t.dims[0] > 9
     }
-    options = ort.SessionOptions()  # optimized, it rounds what is multiplied with integers
+    options = ort.SessionOptions()  # optimized, it rounds the activations of INT8 layers
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(tmp_path / "net.onnx", options, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: DATA[0].numpy()})

@@ -12,28 +12,33 @@ S8 = QuantizedType(is_signed=True, is_symmetric=True)
 S4 = QuantizedType(bits=4, is_signed=True, is_symmetric=True)
 
 
-def compute_error(weight, scales, integers, axis, importance=1.0):
+def compute_error(weight, scales, quantized_type, axis, importance=1.0):
     shape = [-1 if d == axis else 1 for d in range(weight.ndim)]
     scales = scales.reshape(shape) if scales.ndim else scales
-    steps = (weight / scales).round().clamp(integers.low, integers.high)
+    steps = (weight / scales).round().clamp(quantized_type.low, quantized_type.high)
     return ((steps * scales - weight).square() * importance).double().sum()
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])
-@pytest.mark.parametrize("integers", [S8, S4], ids=["8 bits", "4 bits"])
-def test_find_clipped_scales_never_increase_error(axis, integers):
+@pytest.mark.parametrize("quantized_type", [S8, S4], ids=["8 bits", "4 bits"])
+def test_find_clipped_scales_never_increase_error(axis, quantized_type):
     """Clipped scales never increase the error of a channel."""
     weight = randn(6, 5, 3, 3)
-    whole, clipped = compute_weight_scales(weight, axis, integers), find_clipped_scales(weight, axis, integers)
+    whole, clipped = (
+        compute_weight_scales(weight, axis, quantized_type),
+        find_clipped_scales(weight, axis, quantized_type),
+    )
     assert clipped.shape == whole.shape
     assert (clipped <= whole).all()
     channels = range(weight.shape[axis]) if axis is not None else [None]
     for c in channels:
         part = weight if c is None else weight.select(axis, c)
         ends = [s if c is None else s[c] for s in (clipped, whole)]
-        assert compute_error(part, ends[0], integers, None) <= compute_error(part, ends[1], integers, None)
-    if integers is S4:  # with 256 steps there is next to nothing to gain
-        assert compute_error(weight, clipped, integers, axis) < 0.95 * compute_error(weight, whole, integers, axis)
+        assert compute_error(part, ends[0], quantized_type, None) <= compute_error(part, ends[1], quantized_type, None)
+    if quantized_type is S4:  # with 256 steps there is next to nothing to gain
+        assert compute_error(weight, clipped, quantized_type, axis) < 0.95 * compute_error(
+            weight, whole, quantized_type, axis
+        )
 
 
 def test_find_clipped_scales_outlier_kept_if_important():

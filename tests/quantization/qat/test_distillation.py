@@ -72,7 +72,7 @@ class Outputs:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "told"),
+    ("outputs", "message"),
     [
         (Outputs(), "Outputs. Give {name}.logits"),
         ({"logits": randn(2, 3)}, "dict. Give {name}['logits']"),
@@ -85,13 +85,13 @@ class Outputs:
         ),
     ],
 )
-def test_distillation_loss_wrong_outputs_type_raises(outputs, told):
+def test_distillation_loss_wrong_outputs_type_raises(outputs, message):
     """Outputs that are no floating-point tensor raise an error with the remedy."""
     for name, given in (
         ("student_outputs", (outputs, randn(2, 3))),
         ("teacher_outputs", (randn(2, 3), outputs)),
     ):
-        with pytest.raises(ModelError, match=re.escape(f"{name} is a {told.format(name=name)}")):
+        with pytest.raises(ModelError, match=re.escape(f"{name} is a {message.format(name=name)}")):
             distillation_loss(*given)
 
 

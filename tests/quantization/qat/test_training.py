@@ -323,7 +323,9 @@ def test_qat_live_norms_match_original(tmp_path):
         wanted = original(x)
     assert sqnr_in_decibels(wanted, module(x)) > 20
     found, learned = copy_statistics(module), copy_statistics(original)
-    for name in [name for name in found if name.endswith("mean")]:  # a mean near 0 says nothing without its variance
+    for name in [
+        name for name in found if name.endswith("mean")
+    ]:  # a mean near 0 is compared together with its variance
         pair = name, name.replace("mean", "var")
         assert sqnr_in_decibels(*(torch.cat([of[n] for n in pair]) for of in (learned, found))) > 30, name
     assert sqnr_in_decibels(original.eval()(x), module.eval()(x)) > 20

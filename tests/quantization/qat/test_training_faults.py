@@ -48,7 +48,7 @@ def test_qat_nan_loss_step_names_scales_and_layers():
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     (module(make_data()).sum() * math.nan).backward()
     optimizer.step()
-    assert module.get_parameter("conv.weight").isnan().any(), "weights are spoiled as well"
+    assert module.get_parameter("conv.weight").isnan().any(), "weights contain NaN as well"
     said = (
         r"the scale of the activation '\w+' is nan, .*that of the weight of 'conv2d' is nan.*: training has diverged. "
         r"Load an earlier state dict,"

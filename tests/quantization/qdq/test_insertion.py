@@ -30,7 +30,7 @@ def fake_quantize(x, scale, zero=0.0, low=0, high=255):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "sides", "is_dynamic", "is_integer"),
+    ("scheme", "rank", "is_dynamic", "is_integer"),
     [
         (SCHEME, 2, False, False),
         (WITH_BIAS, 2, True, True),
@@ -38,10 +38,10 @@ def fake_quantize(x, scale, zero=0.0, low=0, high=255):
         (WITH_BIAS, 3, True, False),
     ],
 )
-def test_quantize_graph_layers_compute_on_quantized_values(scheme, sides, is_dynamic, is_integer):
+def test_quantize_graph_layers_compute_on_quantized_values(scheme, rank, is_dynamic, is_integer):
     """Layers compute on quantized inputs, weights and, where the target supports it, biases."""
     torch.manual_seed(0)
-    module, x = nn.Linear(4, 3), torch.randn(5, 4)[(None,) * (sides - 2)]
+    module, x = nn.Linear(4, 3), torch.randn(5, 4)[(None,) * (rank - 2)]
     graph = trace_graph(module, x, *[x.repeat_interleave(2, -2)] * is_dynamic)
     (node,) = graph.nodes
     scales = torch.tensor([0.01, 0.02, 0.004])

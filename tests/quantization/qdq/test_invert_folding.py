@@ -30,7 +30,7 @@ def make_norm(channels):
 
 
 WEIGHT, COLUMNS, GROUPED = make_constant(8, 4, 3, 3), make_constant(6, 4), make_constant(8, 2, 3, 3)
-FORMULAS = {
+DEFERRED_CONSTANTS = {
     "nothing": WEIGHT,
     "a norm": make_deferred_value(fold_weight, WEIGHT, *make_norm(8), eps=1e-5, groups=None),
     "a norm without a weight": make_deferred_value(fold_weight, WEIGHT, None, make_norm(8)[1], eps=1e-5, groups=None),
@@ -41,8 +41,8 @@ FORMULAS = {
     "factors of what is read in groups": make_deferred_value(
         scale_input_channels, GROUPED, make_constant(8, seed=3), groups=4
     ),
-    "factors of what is made": make_deferred_value(scale_along_dim, WEIGHT, make_constant(8, seed=3), axis=0),
-    "factors along another side": make_deferred_value(scale_along_dim, WEIGHT, make_constant(4, seed=3), axis=1),
+    "factors of a computed tensor": make_deferred_value(scale_along_dim, WEIGHT, make_constant(8, seed=3), axis=0),
+    "factors along another axis": make_deferred_value(scale_along_dim, WEIGHT, make_constant(4, seed=3), axis=1),
     "columns": make_deferred_value(transpose_weight, COLUMNS),
     "another order": make_deferred_value(reshape_and_permute, WEIGHT, shape=(8, 4, 3, 3), dims=(2, 3, 1, 0)),
     "another shape": make_deferred_value(reshape_and_permute, COLUMNS, shape=(1, 6, 4), dims=(2, 0, 1)),
@@ -58,7 +58,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("value", FORMULAS.values(), ids=FORMULAS)
+@pytest.mark.parametrize("value", DEFERRED_CONSTANTS.values(), ids=DEFERRED_CONSTANTS)
 def test_find_inverse_steps_restores_parameter(value):
     """The steps invert each deferred constant."""
     parameter, steps = find_inverse_steps(value)

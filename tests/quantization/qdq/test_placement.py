@@ -79,8 +79,8 @@ class Heads(nn.Module):
         return self.linear(x), self.other(y.reshape(-1, 4)), x @ x.transpose(1, 2)
 
 
-def test_choose_placement_moved_int8_stays_int8_for_layer():
-    """Moved INT8 activations stay INT8 where a layer reads them."""
+def test_choose_placement_permuted_int8_stays_int8_for_layer():
+    """Permuted INT8 activations stay INT8 where a layer reads them."""
     graph, found = choose_quantized_values(Heads(), torch.ones(1, 3, 8, 8), torch.ones(2, 2, 4))
     sources = {
         v.producer.op_type: s.producer.op_type for v, s in found.scale_sources.items() if v.producer and s.producer
@@ -162,7 +162,7 @@ def test_choose_placement_concat_operands_share_scale():
     assert [v.producer and v.producer.op_type for v in found.scale_sources.values()] == [None, "relu", "cat"]
 
 
-class Moved(nn.Module):
+class Permuted(nn.Module):
     def __init__(self):
         super().__init__()
         self.one, self.two = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
@@ -174,7 +174,7 @@ class Moved(nn.Module):
 def test_choose_placement_quantizes_before_moves():
     """Data movement before a layer is done in INT8 if the target requires it."""
     _, found = choose_quantized_values(
-        Moved(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, quantizes_before_moves=True)
+        Permuted(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, quantizes_before_moves=True)
     )
     sources = {
         v.producer.op_type: s.producer.op_type for v, s in found.scale_sources.items() if v.producer and s.producer

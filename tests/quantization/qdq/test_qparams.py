@@ -23,7 +23,7 @@ S8 = QuantizedType(is_signed=True, is_symmetric=True)
 NARROW = QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True)
 S7 = QuantizedType(bits=7, is_signed=True, is_symmetric=True)
 
-ENDS = st.floats(min_value=0, max_value=2.0**100, width=32, allow_subnormal=False)
+BOUNDS = st.floats(min_value=0, max_value=2.0**100, width=32, allow_subnormal=False)
 
 
 def test_quantized_type_low_and_high():
@@ -35,7 +35,7 @@ def test_quantized_type_low_and_high():
     assert [*ends.values()] == [(0, 255), (-128, 127), (-127, 127), (-64, 63), (0, 15), (-8, 7)]
 
 
-@given(below=ENDS, above=ENDS, kind=st.sampled_from([U8, S8, NARROW, QuantizedType(is_signed=True)]))
+@given(below=BOUNDS, above=BOUNDS, kind=st.sampled_from([U8, S8, NARROW, QuantizedType(is_signed=True)]))
 def test_compute_qparams_covers_range_and_exact_zero(below, above, kind):
     """A range is covered within half a step, and zero is exact."""
     found = compute_qparams(Range(-below, above), kind)

@@ -20,7 +20,7 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 """FP16 and BF16, which eager accepts nearly everywhere and most samples do not list."""
 
 DTYPE_PROBES = 12
-"""Number of calls drawn to test a dtype; a branch taken by 1 call in 3 is missed with a probability of 1 %."""
+"""Number of calls drawn to test a dtype; a branch taken by 1 call in 3 stays untested with a probability of 1 %."""
 
 
 class DtypeSelector:

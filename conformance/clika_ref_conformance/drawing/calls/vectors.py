@@ -265,7 +265,7 @@ def _fill_vast(sample: TensorSample, generator: torch.Generator) -> torch.Tensor
 def _fill_ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with multiples up to ten of 1/2, 1/4, 1/8 and 5, to get rounding ties, integers and equal elements.
 
-    Many of their products with powers of ten, and of their quotients, are halfway between two integers, too.
+    Many of them, multiplied or divided by powers of ten, are halfway between two integers, too.
     """
     low = 0 if sample.domain is not None and sample.domain[0] >= 0 else -10
     units = torch.tensor([0.5, 0.25, 0.125, 5.0], dtype=torch.float64)

@@ -34,7 +34,7 @@ from clika_ref_conformance.drawing.sampling import JudgedDescriptions, blame_sam
 MAX_ELEMENTS = 4096
 """Maximum number of elements of a tensor; larger ones cost time and find no more faults."""
 MAX_OPERAND_VALUE = 1e6
-"""Larger values are not used as operands: their products overflow, and all later results are infinite."""
+"""Larger values are not used as operands: multiplying them overflows, and all later results are infinite."""
 NEW_TENSOR_DTYPES = (torch.float32, torch.int64, torch.bool)
 """Dtypes of new tensors where a description leaves the choice."""
 DEFAULT_RANGE = (-3.0, 3.0)

@@ -1,7 +1,7 @@
 """Layers between quantized tensors, with results from integer arithmetic that are exact by choice of scales.
 
 All scales are powers of two, and sums stay below 2^24. No product or sum rounds in float32. A runtime must therefore
-return exactly these numbers, whether it computes with integers or simulates them.
+return exactly these numbers, whether it computes in INT8 or simulates it.
 """
 
 from __future__ import annotations

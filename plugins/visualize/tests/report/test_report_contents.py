@@ -321,7 +321,7 @@ def test_clika_report_settings_load_from_file(module, contents, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("report.pdf", r"cannot write a report to 'report.pdf': the name ends in '.pdf'. Use .html"),
         ("report", r"cannot write a report to 'report': the name has no suffix. Use .html"),
@@ -329,11 +329,11 @@ def test_clika_report_settings_load_from_file(module, contents, tmp_path):
         ("missing/report.html", r"cannot write .*missing' does not exist. Create it, or choose another path"),
     ],
 )
-def test_clika_report_invalid_path_raises_before_work(module, tmp_path, monkeypatch, name, said):
+def test_clika_report_invalid_path_raises_before_work(module, tmp_path, monkeypatch, name, message):
     """An invalid path raises an error before the report is built."""
     (tmp_path / "folder.html").mkdir()
     monkeypatch.setattr("clika_ref_visualize.plugin.build_contents", None)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         module.clika_report(tmp_path / name)
 
 

@@ -68,7 +68,7 @@ def test_celu_negative_alpha_equals_exponential(x: float) -> None:
     """celu with a negative alpha grows as its exponential."""
     expected = -1.5 * torch.expm1(torch.tensor(x, dtype=torch.float64) / -1.5)
     actual = run_lowering(celu, torch.tensor([x]), alpha=-1.5)
-    assert actual.item() == pytest.approx(expected.item(), rel=ULPS * -x)  # rounding x / alpha weighs as much as x
+    assert actual.item() == pytest.approx(expected.item(), rel=ULPS * -x)  # the error of x / alpha is multiplied by x
 
 
 def test_vector_norm_of_one_element_exact() -> None:
