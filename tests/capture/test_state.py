@@ -188,8 +188,8 @@ class Growing(nn.Module):
         self.register_buffer("stored", buffer)
 
     def forward(self, x):
-        self.held = self.grow(self.held, x)
-        return x + self.held.sum()
+        self.stored = self.grow(self.stored, x)
+        return x + self.stored.sum()
 
 
 def append_rows(stored, x):

@@ -56,7 +56,7 @@ class FullFile:
     def write(self, data: bytes) -> int:
         self.room -= len(data)
         if self.moment == "write" and self.room < 0:
-            self.refuse()
+            self.reject()
         return self.handle.write(data)
 
     def __enter__(self):
@@ -65,7 +65,7 @@ class FullFile:
     def __exit__(self, *_):
         self.handle.close()
         if self.moment == "close":
-            self.refuse()
+            self.reject()
 
 
 def test_write_atomically_file_appears_at_end_of_block(tmp_path):

@@ -226,7 +226,7 @@ def test_find_violations_unknown_type_reported_by_number():
 def test_find_violations_attribute_reference_outside_function():
     """An attribute that refers to a function outside of one is reported."""
     model = truncate_field(build_convolution(), "w_Q", "attribute")
-    reference = onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="side")
+    reference = onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="dim")
     find(model, "w_Q").attribute.append(reference)
     message = "w_Q: its attribute axis refers to 'dim' of a function, but the node is not in a function"
     assert find_messages(model) == [f"[form] {message}. Other rules are checked after this is fixed."]
