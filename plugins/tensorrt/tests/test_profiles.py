@@ -362,3 +362,9 @@ def test_clika_export_input_name_with_colon_raises(tmp_path):
     """Names that trtexec would split raise."""
     with pytest.raises(TargetError, match="the name of the input 'a:b' contains ',' or ':', which separate"):
         compile_net().clika_export(tmp_path / "net.onnx", input_names=["a:b"])
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 1), (1, 1, 1), (0, 1, 8)])
+def test_shapes_smallest_profiles_accepted(sizes):
+    """Dims of size 0 are in range, and a maximum of 1 is the smallest."""
+    assert DeploymentSettings_TensorRT_ONNX(shapes={"batch": sizes}).shapes == {"batch": sizes}
