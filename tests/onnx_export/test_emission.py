@@ -111,8 +111,8 @@ def test_emit_missing_lowerings_listed_together():
     ("lowering", "message"),
     [
         (lambda op, x: op.Relu(3), r"op\.Relu: operand 3 is a int\. Use op\.like"),
-        (lambda op, x: (x, x), r"returned 2 values. It must return 1 results of `op` for"),
-        (lambda op, x: None, r"returned None. It must return 1 results of `op` for"),
+        (lambda op, x: (x, x), r"returned 2 values. It must return 1 result of `op` for"),
+        (lambda op, x: None, r"returned None. It must return 1 result of `op` for"),
         (lambda op, x: op.relu(x), r"`op` has no method 'relu'"),
         (lambda op, x: 1 / 0, r"the ONNX lowering of identity_op failed on .*ZeroDivisionError"),
     ],

@@ -368,7 +368,7 @@ def test_settings_load_old_threshold_scale_warns(read):
             "line 4: '<<' is a merge key, which YAML 1.2 lacks. Write the names and values out",
         ),
         (
-            "clika_compile_options: {scaling: 'off'}",
+            "clika_compile_options: {sparing: 'off'}",
             r"line 1: clika_compile_options has no 'sparing'. Did you mean 'mixed_precision'\?",
         ),
         (
