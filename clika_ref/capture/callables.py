@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from clika_ref.capture.reachable_modules import find_reachable_modules
-from clika_ref.capture.signature import spell_out_keywords
 from clika_ref.core.errors import ModelError
 
 
@@ -130,3 +129,11 @@ def _loose_parameter_warning(name: str) -> str:
         f"the function uses the parameter {name!r}, which is not in a module: it becomes a constant that is not "
         "trained. Put it into an nn.Module."
     )
+
+
+def spell_out_keywords(parameters: inspect.Signature, arguments: Sequence[str]) -> inspect.Signature:
+    """Return a signature without ``**kwargs``, with a keyword-only parameter for each argument that it collects."""
+    known = parameters.parameters
+    own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in arguments if n not in known]
+    return inspect.Signature([*own, *extra])

@@ -12,6 +12,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from clika_ref.capture.callables import spell_out_keywords
 from clika_ref.capture.dataclass_pytrees import register_dataclasses
 from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import resolve
@@ -197,14 +198,6 @@ class Signature:
                 "saved model. Pass it."
             )
         return parameter.default
-
-
-def spell_out_keywords(parameters: inspect.Signature, arguments: Sequence[str]) -> inspect.Signature:
-    """Return a signature without ``**kwargs``, with a keyword-only parameter for each argument that it collects."""
-    known = parameters.parameters
-    own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in arguments if n not in known]
-    return inspect.Signature([*own, *extra])
 
 
 def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
