@@ -134,7 +134,10 @@ class Simulation:
 
 
 class _Constants:
-    """The constants of a quantized graph as seen by generated code, as attributes ``constant_<i>``."""
+    """The constants of a quantized graph as seen by generated code, as attributes ``constant_<i>``.
+
+    A plain class, made for each call: ``torch.compile`` cannot trace the construction of a ``SimpleNamespace``.
+    """
 
     def __init__(self, weak: Mapping[str, weakref.ref[torch.Tensor]], computed: Mapping[str, torch.Tensor]) -> None:
         for name, weight in weak.items():
