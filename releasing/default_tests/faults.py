@@ -33,10 +33,15 @@ class Fault:
 
 
 def faults_of(path: str, lines: set[int]) -> Iterator[Fault]:
-    """Yield the faults that can be seeded in some lines of a file, one per suitable expression."""
+    """Yield the faults that can be seeded in some lines of a file, one per suitable expression.
+
+    Only statements of functions count: other lines, such as tables and default arguments, run at import, and coverage
+    names the first test that imports them, not those that use them.
+    """
     source = (ROOT / path).read_text(encoding="utf-8")
     texts = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    for node in {node for function in functions for statement in function.body for node in ast.walk(statement)}:
         line = getattr(node, "lineno", 0)
         if line in lines and node.end_lineno == line:
             for start, end, new in _edits(node, texts[line - 1]):
@@ -84,7 +89,6 @@ def choose(seed: int, count: int) -> list[Fault]:
     while len(chosen) < count:
         path = draw.choice(packages[order[len(chosen) % len(order)]])
         tests = {kind: tests_of(path, kind) for kind in ("default", "slow")}
-        # A line that runs at import has no tests of its own.
         lines = {line for lines in tests.values() for line, names in lines.items() if names - {""}}
         if candidates := sorted(set(faults_of(path, lines)), key=repr):
             fault = draw.choice(candidates)
