@@ -176,6 +176,7 @@ def test_help_lists_each_level():
     assert "contract, operators" in run("--help").output
 
 
+@pytest.mark.slow
 def test_help_imports_no_heavy_package():
     """The help imports neither torch nor Hypothesis."""
     code = (

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from clika_ref_conformance.execution.pipe_reader import read_lines
 
 SAYING = """
@@ -15,6 +16,7 @@ sys.stdout.write("".join(f"{i} é\\n" for i in range(20_000)) + "half a li")
 """
 
 
+@pytest.mark.slow
 def test_read_lines_open_pipe_ends_with_process(tmp_path):
     """All lines are read, and reading ends with the process even if the pipe stays open."""
     command = [sys.executable, "-X", "utf8", "-c", SAYING]

@@ -168,6 +168,26 @@ def find_shadowed_modules(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{line}: {name} is also the name of its module; rename one of the two"
 
 
+SLOW_FIXTURES = {"browser", "open_page"}
+
+
+def find_unmarked_processes(path: str, source: str) -> Iterator[str]:
+    """Yield a message for each test that starts a process or opens a browser and is not marked ``slow``."""
+    if "tests" not in Path(path).parts:
+        return
+    tree = ast.parse(source, path)
+    if any("pytestmark" in ast.unparse(line) and "mark.slow" in ast.unparse(line) for line in tree.body):
+        return
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    pages = SLOW_FIXTURES | {f.name for f in functions if SLOW_FIXTURES & {argument.arg for argument in f.args.args}}
+    for function in functions:
+        names = {dotted_name(node).split(".")[0] for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+        is_slow = "subprocess" in names or pages & {argument.arg for argument in function.args.args}
+        is_marked = any("mark.slow" in ast.unparse(mark) for mark in function.decorator_list)
+        if function.name.startswith("test_") and is_slow and not is_marked:
+            yield f"{path}:{function.lineno}: {function.name} starts a process or a browser; mark it slow"
+
+
 SIZE_RULES = [find_long_file, find_long_functions, find_long_test_names]
 
 RULES = [
@@ -177,6 +197,7 @@ RULES = [
     find_executing_reads,
     find_heavy_core_imports,
     find_shadowed_modules,
+    find_unmarked_processes,
 ]
 
 
@@ -253,7 +274,7 @@ def test_sources_cover_core_plugins_and_conformance(sources):
 @pytest.mark.parametrize("rule", RULES)
 def test_repository_keeps_rule(rule: Callable[[str, str], Iterator[str]], sources):
     """Every file of the repository keeps the rules on sizes, and every file of a distribution the other rules."""
-    folders = ("",) if rule in SIZE_RULES else tuple(f"{folder}/" for folder in PACKAGES)
+    folders = ("",) if rule in (*SIZE_RULES, find_unmarked_processes) else tuple(f"{folder}/" for folder in PACKAGES)
     breaches = [m for path, source in sources.items() if path.startswith(folders) for m in rule(path, source)]
     assert not breaches, f"{rule.__doc__}\n" + "\n".join(breaches)
 
@@ -320,6 +341,18 @@ BREACHES = [
     (find_hidden_imports, CORE_FILE, "class A:\n    def f(self):\n        from . import ir", "ir.py:3: imports ."),
     (find_vague_names, "clika_ref/capture/utils.py", "", "utils does not describe"),
     (find_vague_names, "clika_ref/_common/names.py", "", "_common does not describe"),
+    (
+        find_unmarked_processes,
+        "tests/api/test_main.py",
+        "def test_a():\n    subprocess.run(['a'])",
+        "tests/api/test_main.py:1: test_a starts a process",
+    ),
+    (
+        find_unmarked_processes,
+        "tests/api/test_main.py",
+        "@pytest.fixture\ndef page(open_page): ...\ndef test_a(page): ...",
+        "tests/api/test_main.py:3: test_a starts a process",
+    ),
     (find_executing_reads, CORE_FILE, "import pickle", f"{CORE_FILE}:1: imports pickle"),
     (find_executing_reads, CORE_FILE, "from joblib.numpy_pickle import load", "imports joblib.numpy_pickle"),
     (find_executing_reads, CORE_FILE, "x = 1\neval('x')", f"{CORE_FILE}:2: calls eval"),
@@ -366,6 +399,8 @@ LAWFUL = [
     (find_heavy_core_imports, "clika_ref/capture/tracing.py", "import numpy"),
     (find_shadowed_modules, CORE_FILE, "import ir\nclass Graph: ..."),
     (find_shadowed_modules, "clika_ref/capture/capture.py", "def capture(): ..."),
+    (find_unmarked_processes, "tests/api/test_main.py", "@pytest.mark.slow\ndef test_a():\n    subprocess.run(['a'])"),
+    (find_unmarked_processes, "tests/api/test_main.py", "pytestmark = pytest.mark.slow\ndef test_a(open_page): ..."),
 ]
 
 

@@ -71,6 +71,7 @@ def test_packages_picture_shows_every_layer_and_plugin():
     assert {path.parent.name for path in (ROOT / "plugins").glob("*/pyproject.toml")} <= texts
 
 
+@pytest.mark.slow
 def test_make_pictures_runs_the_module():
     """`make pictures` records and draws."""
     shown = subprocess.run(

@@ -142,6 +142,7 @@ def test_write_atomically_full_disk_raises_keeps_old_file(old_file, monkeypatch,
     assert list_names(old_file.parent) == ["model.onnx"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs limits on the size of files")
 def test_write_atomically_file_size_limit_raises(old_file):
     """A file size limit of the system raises the same error."""
@@ -160,6 +161,7 @@ def test_write_atomically_file_size_limit_raises(old_file):
     assert list_names(old_file.parent) == ["model.onnx"]
 
 
+@pytest.mark.slow
 def test_write_atomically_interrupt_keeps_old_file(old_file):
     """An interrupt signal during writing keeps the old file."""
     code = (

@@ -201,6 +201,7 @@ def test_compile_debug_shows_traceback(run, monkeypatch):
     assert result.stderr.endswith("ModelError: the model has no outputs\n")
 
 
+@pytest.mark.slow
 def test_main_unencodable_output_escaped():
     """Output that stdout cannot encode is escaped."""
     code = "import sys, typer; from clika_ref_cli import cli; sys.argv[1:] = ['--version']; "
@@ -394,6 +395,7 @@ def test_target_option_unknown_name_suggests_near(run, tmp_path, given, suggesti
         assert f"{error} {suggestion}\n" in result.stderr
 
 
+@pytest.mark.slow
 def test_import_cli_does_not_import_torch():
     """Importing the command line does not import torch."""
     code = "import sys\nfrom clika_ref_cli import cli\nassert 'torch' not in sys.modules, 'torch was imported'\n"

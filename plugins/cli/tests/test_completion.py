@@ -89,6 +89,7 @@ def test_complete_option_fields_and_values():
     assert complete_option("nothing=") == []
 
 
+@pytest.mark.slow
 def test_complete_target_does_not_import_torch():
     """Completing one of our targets does not import torch."""
     code = (

@@ -169,6 +169,7 @@ def test_plugins_closed_reader_exits_without_traceback(folder):
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_help_lists_commands_and_exit_statuses():
     """`--help` lists each command and every exit status."""
     code = "import sys; sys.argv = ['clika-ref', '--help']; from clika_ref_cli.cli import main; main()"

@@ -334,6 +334,7 @@ def test_choose_profile_undefined_guard_raises(relation):
         make_trtexec_command(graph, n=(0, 4, 8))
 
 
+@pytest.mark.slow
 def test_trtexec_script_quotes_file_name(tmp_path):
     """The script runs one command, for any file name."""
     folder = tmp_path / "of models"

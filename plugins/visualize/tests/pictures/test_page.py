@@ -112,6 +112,7 @@ def test_page_browser_draws_all_boxes(page):
         assert box.bounding_box()["height"] > 10
 
 
+@pytest.mark.slow
 def test_page_browser_title_click_folds_module(page):
     """A click on the title folds a module; another click unfolds it."""
     before, below = read_height(page, "group body 1"), page.locator('[data-key="node layer_5"]').bounding_box()["y"]
@@ -125,6 +126,7 @@ def test_page_browser_title_click_folds_module(page):
     assert read_height(page, "group body 1") == pytest.approx(before)
 
 
+@pytest.mark.slow
 def test_page_browser_fold_and_unfold_all(page):
     """The buttons fold and unfold all modules."""
     page.click("#fold")
@@ -133,6 +135,7 @@ def test_page_browser_fold_and_unfold_all(page):
     assert page.locator('[data-key="node layer_1"]').is_visible()
 
 
+@pytest.mark.slow
 def test_page_browser_search_shows_folded_node(page):
     """A search shows and selects a node in a folded module."""
     page.click("#fold")
@@ -149,6 +152,7 @@ def test_page_browser_search_shows_folded_node(page):
     assert page.text_content("#count") != first
 
 
+@pytest.mark.slow
 def test_page_browser_node_click_opens_details(page):
     """A click on a node shows its details."""
     assert not page.locator("#details").is_visible()
@@ -158,6 +162,7 @@ def test_page_browser_node_click_opens_details(page):
     assert not page.locator("#details").is_visible()
 
 
+@pytest.mark.slow
 def test_page_browser_drag_and_zoom(page):
     """The picture can be dragged, zoomed and reset."""
     box = page.locator('[data-key="input x"]')
@@ -174,6 +179,7 @@ def test_page_browser_drag_and_zoom(page):
     assert box.bounding_box() == pytest.approx(before)
 
 
+@pytest.mark.slow
 def test_page_browser_paints_colors(page, tmp_path):
     """A screenshot contains the colors of inputs, float nodes and edges."""
     from PIL import Image  # noqa: PLC0415 - as the browser is

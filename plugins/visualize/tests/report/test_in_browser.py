@@ -9,6 +9,8 @@ from reported_nets import compile_float, compile_int4, compile_int8, make_conten
 
 from clika_ref import LayerQuantizationSettings as Layer
 
+pytestmark = pytest.mark.slow
+
 GREEN, AMBER, BLUE, RED = (26, 122, 72), (154, 91, 0), (29, 95, 191), (179, 38, 30)
 """Colors of INT8 nodes, of layers kept in float, of bars, and of thresholds, min and max."""
 
@@ -40,7 +42,6 @@ def read_column(page, table, title):
     return [row.locator("td").nth(index).inner_text() for row in page.locator(f"{table} tbody tr").all()]
 
 
-@pytest.mark.slow
 def test_report_browser_sections_have_titles_and_content(page):
     """Each section has a title in the navigation, and content."""
     titles = page.locator("nav a").all_inner_texts()
