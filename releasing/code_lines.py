@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from releasing.distributions import ROOT, list_files
 
 STARTING_COMMIT = "c302f54"
-"""The last commit before issue 38, which asks for fewer lines."""
+"""The last commit before the present layout of packages."""
 
 COUNTED_FOLDERS = ("clika_ref", "plugins", "conformance", "benchmarks", "examples", "releasing", "docs/building")
 

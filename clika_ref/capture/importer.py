@@ -189,7 +189,7 @@ class Importer:
         if many and not op.returns_tuple:
             fakes = fakes[:1]
         dtypes = _infer_dtypes(op, operands, attrs, fakes) if is_written else [f.dtype for f in fakes]
-        types = [self._type(f, dtype) for f, dtype in zip(fakes, dtypes, strict=False)]
+        types = [self._make_type(f, dtype) for f, dtype in zip(fakes, dtypes, strict=False)]
         made = self.graph.insert(Node(op, operands, attrs, self.origin), types, names=[node.name] * len(types))
         sources = [
             (n.meta.get("val"), self._env[n])
@@ -199,7 +199,7 @@ class Importer:
         entries: list[TracedTensor] = []
         for value, fake in zip(made.outputs, fakes, strict=True):
             self.table.bind_result(value, fake)
-            value.type = self._type(fake, value.type.dtype)
+            value.type = self._make_type(fake, value.type.dtype)
             entries.append(self.aliases.result(value, fake, sources, (op, operands[1:], attrs, value.index)))
         return entries if many else entries[0]
 
@@ -387,7 +387,7 @@ class Importer:
             return self.aliases.root(constant, node.meta.get("val", found))
         return found
 
-    def _type(self, fake: torch.Tensor, dtype: torch.dtype) -> TensorType:
+    def _make_type(self, fake: torch.Tensor, dtype: torch.dtype) -> TensorType:
         key = (dtype, tuple(self.table.translate(d) for d in fake.shape))
         if key not in self._types:
             self._types[key] = TensorType(*key)

@@ -46,17 +46,17 @@ class GuardEvidence:
         """Whether a run that violates these guards would give new information about them."""
         if len(self.runs) >= MAX_PROBE_RUNS or (violated, False) in self.runs:
             return False
-        return any(self._agreements(g) < AGREEMENTS_PER_GUARD and ([g], False) not in self.runs for g in violated)
+        return any(self._count_agreements(g) < AGREEMENTS_PER_GUARD and ([g], False) not in self.runs for g in violated)
 
     def idle(self, guards: Iterable[TracedGuard]) -> list[TracedGuard]:
         """Return irrelevant guards: runs violating them agreed, and other guards exclude all runs that disagreed."""
-        idle = [g for g in guards if self._agreements(g)]
+        idle = [g for g in guards if self._count_agreements(g)]
         for violated, agreed in self.runs:
             if not agreed and all(g in idle for g in violated):
                 idle = [g for g in idle if g not in violated]
         return idle
 
-    def _agreements(self, g: TracedGuard) -> int:
+    def _count_agreements(self, g: TracedGuard) -> int:
         return sum(agreed for violated, agreed in self.runs if g in violated)
 
 

@@ -55,7 +55,7 @@ class TrainingExecutor:
         """With the multipliers that live norms had when scales were chosen."""
         bound = graph.constants.keys() | logs.keys()
         paths = list(zip(weight_paths(clone), clone.constants.items(), strict=True))
-        self._places = [path for path, (name, _) in paths if name in bound]
+        self._weight_paths = [path for path, (name, _) in paths if name in bound]
         self._own = {path[0]: value.data for path, (name, value) in paths if name not in bound}
         self._logs = {name: path[0] for path, (name, _) in paths if name in logs}
         scales = [scales_by_log_name(plan)[name].reshape(-1) for name in self._logs]
@@ -69,7 +69,7 @@ class TrainingExecutor:
             ModelError: scales became invalid in the last step; the message names all of them. A compiled module is not
                 checked, since that would break its graph.
         """
-        holder: Any = Weights(module, self._places)
+        holder: Any = Weights(module, self._weight_paths)
         if not torch.compiler.is_compiling() and self.device.type != "meta":
             self._reject_invalid_scales(holder)
         for name, constant in self._own.items():

@@ -31,7 +31,7 @@ from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.layer_settings import resolve_node_settings
 from clika_ref.quantization.pipeline import QuantizationPipeline
-from clika_ref.quantization.report import log_quantization, summarize_quantization
+from clika_ref.quantization.report import log_quantization
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
 
@@ -159,7 +159,7 @@ def decide_quantization(
             log.detail(f"Processing Quantization statistics {number}/{len(values)}: '{name}'")
         found = decide_on_rank0(decide_here, stages.scheme, ranks)
         log_quantization(found, log)
-        stage.done(summarize_quantization(found))
+        stage.done(found.summarize())
     return found
 
 

@@ -34,7 +34,8 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings
 
 NO_RANGES = (
     "cannot quantize for {}: the module holds no calibration ranges. It was never calibrated, or it is a copy or was "
-    "loaded without them. Pass data: clika_initialize_algorithms(calibration_inputs=..., deployment_settings=...)"
+    "loaded without them. Pass data: clika_initialize_algorithms(calibration_inputs=..., deployment_settings=...). "
+    "Files keep the ranges with clika_save(path, keep_calibration_inputs=True), or clika-ref quantize --keep-inputs."
 )
 
 NO_REQUEST = (
@@ -100,7 +101,7 @@ def _search(
     try:
         with ready.log.stage("Searching") as stage:
             search.run(decide_at, score)
-            stage.done(search.in_one_line())
+            stage.done(search.summarize())
     finally:
         if search.best is not None or search.is_done:
             adopt(search.best and search.best.found)

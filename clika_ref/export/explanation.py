@@ -93,7 +93,7 @@ class Explanation(HasTables):
         """All nodes; only layers and nodes planned as quantized are printed."""
         return Table(self.nodes, EXPLANATION_COLUMNS, lambda fact: fact.is_in_table)
 
-    def in_one_line(self) -> str:
+    def summarize(self) -> str:
         """Return how many of the nodes planned as quantized run quantized, and their share of MACs."""
         planned = sum(n.planned != FLOAT_PRECISION for n in self.nodes)
         count = planned - len(self.not_quantized)
@@ -104,7 +104,7 @@ class Explanation(HasTables):
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return the table, and a line below it."""
-        return self.table, self.in_one_line()
+        return self.table, self.summarize()
 
 
 def explain(

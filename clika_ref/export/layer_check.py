@@ -54,7 +54,7 @@ def describe_first_broken_layer(target: Target, graph: Graph, inputs: Sequence[t
         try:
             with compile_temporarily(alone, target) as artifact:
                 (found,) = load_runner(target, artifact)(given)
-            problem = _problem(tensors[region.result], found)
+            problem = _explain_problem(tensors[region.result], found)
         except ClikaError as error:  # the runtime fails on the layer alone; that must not hide the mismatch
             problem = f"it does not run alone: {error}"
         if problem:
@@ -105,18 +105,18 @@ def _isolate(
     for node in region.inside:
         operands = [take(v) for v in node.inputs]
         attrs = {name: resolve(value, sizes) for name, value in node.attrs.items()}
-        types = [_type(v, tensors) for v in node.outputs]
+        types = [_make_type(v, tensors) for v in node.outputs]
         twin = alone.insert(Node(node.op, operands, attrs, node.origin), types)
         own.update(zip(node.outputs, twin.outputs, strict=True))
     alone.add_output(own[region.result])
     return alone, given
 
 
-def _type(value: Value, tensors: Mapping[Value, torch.Tensor]) -> TensorType:
+def _make_type(value: Value, tensors: Mapping[Value, torch.Tensor]) -> TensorType:
     return TensorType(value.type.dtype, tuple(tensors[value].shape))
 
 
-def _problem(expected: torch.Tensor, found: torch.Tensor) -> str:
+def _explain_problem(expected: torch.Tensor, found: torch.Tensor) -> str:
     """Describe how a result differs by more than rounding; empty if it does not."""
     if expected.dtype.is_floating_point or expected.shape != found.shape or expected.dtype != found.dtype:
         return describe_differences([expected], [found], ROUNDING_TOLERANCE).get(0, "")

@@ -74,7 +74,7 @@ def compare_quantized(
         return "not compared: the model draws random numbers"
     noises = _measure_noise(artifact, target, graph, examples, expected)
     total, samples = _Noise.of_all(noises.values()), sum(map(sample_count, examples))
-    is_narrow = samples >= MIN_MARGIN_SAMPLES and not _has_half_precision(graph) and total.is_beyond_chance(MARGIN_DB)
+    is_narrow = samples >= MIN_MARGIN_SAMPLES and not _has_fp16(graph) and total.is_beyond_chance(MARGIN_DB)
     margin = MARGIN_DB if is_narrow else WIDE_MARGIN_DB
     problems = [_describe_excess_noise(total, margin)]
     problems += [
@@ -179,6 +179,6 @@ class _Noise:
         return bool(excess.mean() > MAX_STANDARD_ERRORS * excess.std() / len(excess) ** 0.5)
 
 
-def _has_half_precision(graph: Graph) -> bool:
+def _has_fp16(graph: Graph) -> bool:
     halves = (torch.float16, torch.bfloat16)
     return any(v.type.dtype in halves for node in graph.nodes for v in node.outputs)

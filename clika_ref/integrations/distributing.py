@@ -86,7 +86,8 @@ def _reshard_after_eval(module: nn.Module, _: Any, __: Any) -> None:
 
 
 def _check_same_plan(module: ClikaModule, steps: int | None, ranks: Ranks) -> None:
-    documents = [document for document, _ in ranks.gather_messages(({"plan": _digest(module), "steps": steps}, {}))]
+    message = {"plan": _compute_digest(module), "steps": steps}
+    documents = [document for document, _ in ranks.gather_messages((message, {}))]
     other = [str(rank) for rank, document in enumerate(documents) if document["plan"] != documents[0]["plan"]]
     if other:
         raise ModelError(PLAN_MISMATCH.format(", ".join(other)))
@@ -101,7 +102,7 @@ def _settings_to_compare(module: ClikaModule, settings: DistributedTrainingSetti
     return {"batch_norm": module.clika_state.options.batch_norm, "use_sharding": settings.use_sharding, **learned}
 
 
-def _digest(module: ClikaModule) -> str:
+def _compute_digest(module: ClikaModule) -> str:
     """Return 64 hexadecimal digits that are equal for equal plans and weight shapes."""
     quantized = module.clika_state.quantized
     document, tensors = quantized.to_document() if quantized is not None else ({}, {})

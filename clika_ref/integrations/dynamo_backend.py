@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.settings import Settings
+from clika_ref.settings.validation import find_similar_names
 
 CLIKA_ACE_OPTIONS = ("settings", "example_inputs", "train_dataloader", "apply_on_data_fn")
 """Options of clika-ace releases of 2024, which have newer names in `clika_compile`."""
@@ -44,9 +46,7 @@ COMPILE_OPTIONS = (
     "discard_input_model",
     "is_model_pretrained",
     "graph_name",
-    "check_passes",
-    "compare_after_export",
-    "external_data",
+    *(field.name for field in dataclasses.fields(ClikaCompileOptions)),
 )
 """Arguments of `clika_compile` that the backend accepts as options."""
 
@@ -89,12 +89,13 @@ def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name in DECIDED_BY_DYNAMO:
             raise ModelError(f"the backend 'clika' does not take the option {name!r}: {DECIDED_BY_DYNAMO[name]}")
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise ModelError(f"the backend 'clika' has no options {unknown}. Choose from {', '.join(known)}.")
+        if name not in known:
+            near = find_similar_names(name, known)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ModelError(f"the backend 'clika' has no option {name!r}.{hint} Choose from {', '.join(known)}.")
     result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
     result = {**_translate_settings(options), **result}
-    _reject_adapters(result.get("clika_compile_options"))
+    _reject_adapters(result)
     if options.get("apply_on_data_fn") is not None:
         result["data_transform_fn"] = options["apply_on_data_fn"]
     for name in EXAMPLE_OPTIONS:
@@ -131,8 +132,10 @@ def _take_first(loader: Iterable[Any], count: int) -> Iterator[Any]:
     yield from itertools.islice(loader, count)
 
 
-def _reject_adapters(options: Any) -> None:
-    if isinstance(options, ClikaCompileOptions) and options.global_lora_settings is not None:
+def _reject_adapters(arguments: Mapping[str, Any]) -> None:
+    options = arguments.get("clika_compile_options")
+    in_options = isinstance(options, ClikaCompileOptions) and options.global_lora_settings is not None
+    if in_options or arguments.get("global_lora_settings") is not None:
         raise ModelError(
             "the backend 'clika' does not support adapters: their parameters would be inaccessible. Compile with "
             "clika_compile(model, clika_compile_options=ClikaCompileOptions(global_lora_settings=...)), and pass "

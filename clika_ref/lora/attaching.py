@@ -70,7 +70,7 @@ def attach_adapters(
                 insert_adapter(graph, layer, (down, up), attrs, operators, following[layer])
         found = report_adapters(graph)
         log.table("Adapters", found.table)
-        stage.done(found.in_one_line())
+        stage.done(found.summarize())
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.ir import Graph
 from clika_ref.lora.adapters import Adapter, adapters_of, merge_arguments, merge_weight
 from clika_ref.quantization.qdq.layer_weights import data_of
@@ -22,12 +22,11 @@ def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
         ModelError: the weight of an adapter is quantized, masked, or read by other nodes.
     """
     found = adapters_of(graph)
-    problems = [
-        f"  {adapter.path}: {problem}" for adapter in found if (problem := _problem(adapter, is_quantized=is_quantized))
-    ]
+    reasons = {adapter.path: _explain_problem(adapter, is_quantized=is_quantized) for adapter in found}
+    problems = [f"  {path}: {reason}" for path, reason in reasons.items() if reason]
     if problems:
         shown = "\n".join(problems)
-        raise ModelError(f"cannot merge {len(problems)} adapters of {graph.name}:\n{shown}")
+        raise ModelError(f"cannot merge {format_count(len(problems), 'adapter')} of {graph.name}:\n{shown}")
     for adapter in found:
         weight, down, up = map(data_of, (adapter.weight, adapter.down, adapter.up))
         weight.copy_(merge_weight(weight, down, up, **merge_arguments(adapter, adapter.layers[0])))
@@ -38,7 +37,7 @@ def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
             graph.remove_constant(matrix.name)  # later adapters can reuse the name
 
 
-def _problem(adapter: Adapter, *, is_quantized: bool) -> str:
+def _explain_problem(adapter: Adapter, *, is_quantized: bool) -> str:
     """Return why an adapter cannot be merged; empty if it can."""
     if is_quantized and adapter.attributes["merging"] != "on":
         return (

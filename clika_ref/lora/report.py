@@ -66,9 +66,9 @@ class AdapterReport(HasTables):
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return the table, and a line below it."""
-        return self.table, self.in_one_line()
+        return self.table, self.summarize()
 
-    def in_one_line(self) -> str:
+    def summarize(self) -> str:
         """Return the number of adapters, and their share of the module's parameters."""
         share = f"{self.parameters / max(self.elements, 1):.1%} of the {self.elements:,} other parameters"
         return f"{format_count(len(self.layers), 'adapter')}, {format_count(self.parameters, 'parameter')}, {share}"

@@ -22,7 +22,7 @@ from clika_ref.compiled.state import (
     update_simulation,
     update_simulation_for_tracer,
 )
-from clika_ref.core.errors import ClikaWarning, ModelError
+from clika_ref.core.errors import ClikaWarning, ModelError, format_count
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.guards import check_inputs
 from clika_ref.module.fsdp import broadcast_buffers, unshard_weights
@@ -39,7 +39,7 @@ AUTOCAST_MISMATCH = (
 )
 
 IDLE_DROPOUTS_WARNING = (
-    "{} was traced in eval mode, and trains without its {} dropouts: they are off, as in the artifact. "
+    "{} was traced in eval mode, and trains without its {}, as the artifact runs. "
     "Regularize in another way: weight decay, data augmentation, or distillation_loss."
 )
 
@@ -143,7 +143,7 @@ def set_batch_norm(module: CompiledModule, batch_norm: BatchNormMode) -> None:
 def warn_of_idle_dropouts(state: CompiledState) -> None:
     """Warn, once, if training starts and dropouts were traced in eval mode."""
     if state.idle_dropouts:
-        msg = IDLE_DROPOUTS_WARNING.format(state.graph.name, state.idle_dropouts)
+        msg = IDLE_DROPOUTS_WARNING.format(state.graph.name, format_count(state.idle_dropouts, "dropout"))
         warnings.warn(msg, ClikaWarning, stacklevel=user_stacklevel())
         state.idle_dropouts = 0
 

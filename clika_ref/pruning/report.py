@@ -93,9 +93,9 @@ class PruningReport(HasTables):
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return the table, and a line below it."""
-        return self.table, self.in_one_line()
+        return self.table, self.summarize()
 
-    def in_one_line(self) -> str:
+    def summarize(self) -> str:
         """Return the number of pruned layers, the savings, and the error of the outputs."""
         count = sum(layer.is_pruned for layer in self.layers)
         elements = [math.prod(layer.after) for layer in self.layers]

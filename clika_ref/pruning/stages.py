@@ -106,7 +106,7 @@ def prune_graph(
         reports = [_report(node, size, results[node], work) for node, size in zip(layers, before, strict=True)]
         found = PruningReport(reports, bytes_before, bytes_of(graph), batches.relative_error(graph))
         log.table("Pruning", found.table)
-        stage.done(found.in_one_line())
+        stage.done(found.summarize())
     return found
 
 

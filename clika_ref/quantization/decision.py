@@ -130,6 +130,20 @@ class Quantization(HasTables):
         """Return both tables, with a heading between them."""
         return self.table, "", f"{THRESHOLD_TABLE_TITLE}:", self.prediction_table
 
+    def summarize(self) -> str:
+        """Return a summary: the number of quantized layers, the size reduction, and the algorithms used."""
+        layers = self.layers
+        count = sum(not layer.reason for layer in layers)
+        before, after = sum(layer.bytes_before for layer in layers), sum(layer.bytes_after for layer in layers)
+        unit, name = (1e6, "MB") if before >= 1e6 else (1e3, "KB")
+        sizes = f"{before / unit:,.1f} -> {after / unit:,.1f} {name}"
+        if not self.observer:
+            return f"Quantized the weights of {count:,}/{len(layers):,} layers, {sizes}"
+        algorithms = [self.observer]
+        algorithms += [f"GPTQ for {len(self.plan.offsets)}"] if self.plan.offsets else []
+        algorithms += ["bias correction"] if self.plan.corrections else []
+        return f"Quantized {count:,}/{len(layers):,} layers, weights {sizes} ({', '.join(algorithms)})"
+
 
 def layer_reports(
     placement: Placement, sensitivities: Mapping[Node, float], scheme: QuantizationScheme

@@ -41,18 +41,3 @@ def float_only_reason(found: Quantization) -> str:
         return ""
     ((reason, count),) = reasons.most_common(1)
     return f"No layer is quantized; {count:,} of {len(found.layers):,} because: {reason}"
-
-
-def summarize_quantization(found: Quantization) -> str:
-    """Return a summary: the number of quantized layers, the size reduction, and the algorithms used."""
-    layers = found.layers
-    count = sum(not layer.reason for layer in layers)
-    before, after = sum(layer.bytes_before for layer in layers), sum(layer.bytes_after for layer in layers)
-    unit, name = (1e6, "MB") if before >= 1e6 else (1e3, "KB")
-    sizes = f"{before / unit:,.1f} -> {after / unit:,.1f} {name}"
-    if not found.observer:
-        return f"Quantized the weights of {count:,}/{len(layers):,} layers, {sizes}"
-    algorithms = [found.observer]
-    algorithms += [f"GPTQ for {len(found.plan.offsets)}"] if found.plan.offsets else []
-    algorithms += ["bias correction"] if found.plan.corrections else []
-    return f"Quantized {count:,}/{len(layers):,} layers, weights {sizes} ({', '.join(algorithms)})"

@@ -133,9 +133,9 @@ class SimpleProgressBar(Generic[T]):
 
     def __str__(self) -> str:
         """Description, count, time and rate: ``Calibrating  20/20  6.0 s  3.31 it/s``."""
-        return "  ".join(part for part in (self.desc, self._facts()) if part)
+        return "  ".join(part for part in (self.desc, self._format_facts()) if part)
 
-    def _facts(self) -> str:
+    def _format_facts(self) -> str:
         count = f"{self.count:,}" if self.total is None else f"{self.count:,}/{self.total:,}"
         seconds = self.seconds
         rate = f"{self.count / seconds:,.2f}" if self.count and seconds else "-"
@@ -145,7 +145,7 @@ class SimpleProgressBar(Generic[T]):
         total = self.count if self.total is None and self._ended is not None else self.total
         bar = ProgressBar(total=total, completed=self.count, width=PROGRESS_BAR_WIDTH)  # pulses without a total
         row = Table.grid(padding=(0, 2, 0, 0))
-        row.add_row(*([Text(self.desc)] if self.desc else []), bar, Text(self._facts()))
+        row.add_row(*([Text(self.desc)] if self.desc else []), bar, Text(self._format_facts()))
         return row
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -15,6 +16,9 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaComp
 from clika_ref.settings.lora import LoraSettings
 from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
+
+SHOWN_LENGTH = 200
+"""Maximum number of characters of a wrong value in an error."""
 
 BOOL_ARGUMENTS = (
     "discard_input_model",
@@ -153,4 +157,6 @@ def _check_quantization(arguments: Mapping[str, Any]) -> None:
 
 
 def _wrong_type_error(name: str, value: Any, accepted: str) -> ModelError:
-    return ModelError(f"{name} is {value!r}, a {type(value).__name__}. Give {accepted}.")
+    is_tensor = isinstance(value, torch.Tensor)
+    shown = f"{value.dtype} of shape {tuple(value.shape)}" if is_tensor else textwrap.shorten(repr(value), SHOWN_LENGTH)
+    return ModelError(f"{name} is {shown}, a {type(value).__name__}. Give {accepted}.")

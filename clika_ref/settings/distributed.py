@@ -30,7 +30,7 @@ class DistributedTrainingSettings(CheckedSettings):
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {"multi_gpu": check_flag, "use_sharding": check_flag}
 
-    def _contradiction(self) -> str:
+    def _find_contradiction(self) -> str:
         if self.use_sharding and not self.multi_gpu:
             return "use_sharding=True needs several processes, but multi_gpu is False. Set multi_gpu=True."
         return ""

@@ -77,7 +77,7 @@ class PruningSettings(CheckedSettings):
         "sparsity": _check_sparsity,
     }
 
-    def _contradiction(self) -> str:
+    def _find_contradiction(self) -> str:
         if parse_pattern(self.mask_type) and self.sparsity is not None:
             return f"mask_type={self.mask_type!r} defines the sparsity already. Remove sparsity."
         return ""
@@ -127,7 +127,7 @@ class LayerPruningSettings(CheckedSettings):
         "sparsity": _check_sparsity,
     }
 
-    def _contradiction(self) -> str:
+    def _find_contradiction(self) -> str:
         others = (self.mask_type, self.pruning_sensitivity_threshold, self.sparsity)
         if self.skip_pruning and any(value is not None for value in others):
             return "a skipped layer has no mask_type, threshold or sparsity. Remove one of them."

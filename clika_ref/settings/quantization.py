@@ -102,7 +102,7 @@ class QuantizationSettings(CheckedSettings):
         "skip_tail_quantization": _check_optional_flag,
     }
 
-    def _contradiction(self) -> str:
+    def _find_contradiction(self) -> str:
         if self.quantization_sensitivity_threshold == 0 and not self.automatic_skip_quantization:
             return (
                 "quantization_sensitivity_threshold=0 keeps every layer in float that changes the outputs, but "
@@ -155,7 +155,7 @@ class LayerQuantizationSettings(CheckedSettings):
         "activations_num_bits": make_optional(_check_width, "for the setting of the model"),
     }
 
-    def _contradiction(self) -> str:
+    def _find_contradiction(self) -> str:
         skips = self.skip_quantization or self.skip_quantization_downstream or bool(self.skip_quantization_until)
         if skips and (self.weights_num_bits is not None or self.activations_num_bits is not None):
             return "a layer in float has no number of bits. Remove one of these settings."

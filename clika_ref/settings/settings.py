@@ -117,7 +117,7 @@ class Settings(CheckedSettings):
         "clika_compile_options": _check_instance(ClikaCompileOptions),
     }
 
-    def _contradiction(self) -> str:
+    def _find_contradiction(self) -> str:
         if self.clika_compile_options.global_lora_settings is not None:
             return "global_lora_settings is also given in clika_compile_options. Give it in Settings only."
         return ""

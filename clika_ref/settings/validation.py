@@ -53,7 +53,7 @@ class CheckedSettings:
             raise ModelError(f"{type(self).__name__}.{name} is {value!r}. Give {accepted}.")
         before = vars(self).get(name, _ABSENT)
         object.__setattr__(self, name, [*value] if isinstance(value, tuple) else value)
-        contradiction = self._contradiction() if len(vars(self)) == len(known) else ""
+        contradiction = self._find_contradiction() if len(vars(self)) == len(known) else ""
         if contradiction:
             if before is not _ABSENT:
                 object.__setattr__(self, name, before)
@@ -68,7 +68,7 @@ class CheckedSettings:
         for of in dataclasses.fields(self):
             setattr(self, of.name, getattr(self, of.name))
 
-    def _contradiction(self) -> str:
+    def _find_contradiction(self) -> str:
         """Describe which fields contradict each other, once all are set; "" if none do."""
         return ""
 

@@ -9,7 +9,7 @@ import typer
 from releasing.default_tests import faults, measuring
 
 SHARE_FOUND = 0.95
-"""Minimum share of the faults found by all tests that the default tests must find (issue 38)."""
+"""Minimum share of the faults found by all tests that the default tests must find."""
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 

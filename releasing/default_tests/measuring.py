@@ -77,9 +77,10 @@ def read_data(kind: str) -> coverage.CoverageData:
 
 
 def count_executed_lines(kind: str) -> dict[str, set[int]]:
-    """Return the lines that a measurement executed, by path from the root."""
+    """Return the lines that a measurement executed, by path from the root, without copies that tests install."""
     data = read_data(kind)
-    return {str(Path(f).relative_to(ROOT)): set(data.lines(f) or ()) for f in sorted(data.measured_files())}
+    files = [Path(file) for file in sorted(data.measured_files())]
+    return {str(f.relative_to(ROOT)): set(data.lines(str(f)) or ()) for f in files if f.is_relative_to(ROOT)}
 
 
 def compare() -> Iterator[FileCoverage]:

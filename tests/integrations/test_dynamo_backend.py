@@ -266,7 +266,9 @@ def test_backend_options_reach_compilation(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speed": 11}, r"no options \['speed'\]. Choose from deployment_settings.*settings"),
+        ({"speed": 11}, r"no option 'speed'\. Choose from deployment_settings.*settings"),
+        ({"sparing": "off"}, r"no option 'sparing'\. Did you mean 'mixed_precision'\?"),
+        ({"quantization_setings": None}, r"no option 'quantization_setings'\. Did you mean 'quantization_settings'\?"),
         (
             {"settings": 5},
             "settings is 5. Give Settings, the path of a YAML file with them, or deployment settings",

@@ -307,7 +307,9 @@ def test_clika_load_in_inference_mode_trains(quantized_module, load):
     """A module that is loaded in inference mode can be trained."""
     with torch.inference_mode():
         loaded = load(quantized_module)
-    train(loaded, Convolutions, 1)
+    before = [parameter.detach().clone() for parameter in loaded.parameters()]
+    trained = train(loaded, Convolutions, 1).parameters()
+    assert not all(torch.equal(old, new) for old, new in zip(before, trained, strict=True))
 
 
 @pytest.mark.parametrize("load", [reload, load_copy])

@@ -92,7 +92,11 @@ def test_load_state_dict_accepts_original(module, x):
 def test_state_dict_loads_into_original(original, module):
     """The original loads the state dict without the graph."""
     state = {k: v for k, v in module.state_dict().items() if k != "_extra_state" and not k.startswith("clika.")}
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter.zero_()
     original.load_state_dict(state)
+    assert all(torch.equal(weight, state[name]) for name, weight in original.state_dict().items())
 
 
 def test_load_state_dict_into_empty_module_rebuilds_graph(module, x):

@@ -77,7 +77,7 @@ def test_demo_int8_keeps_accuracy_in_a_third_of_the_bytes(example, tmp_path, cap
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*without its .* dropouts")
+@pytest.mark.filterwarnings("ignore:.*without its .* dropout")
 def test_qat_example_artifact_keeps_accuracy(example, tmp_path, capsys):
     """The QAT example exports an INT8 artifact with an accuracy above 90 %."""
     path = tmp_path / "build" / "trained.onnx"
@@ -92,7 +92,7 @@ def test_qat_example_artifact_keeps_accuracy(example, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*without its .* dropouts")
+@pytest.mark.filterwarnings("ignore:.*without its .* dropout")
 def test_prune_then_quantize_example_shrinks_twice(example, tmp_path, capsys):
     """Pruning and quantization each reduce the size."""
     path = tmp_path / "build" / "pruned.onnx"

@@ -154,9 +154,9 @@ class AccuracySearch(HasTables):
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return the table, and a summary line below it."""
-        return self.table, self.in_one_line()
+        return self.table, self.summarize()
 
-    def in_one_line(self) -> str:
+    def summarize(self) -> str:
         """Return the result and the reason not to quantize more, in one line."""
         best, outcome = self.best, "the model stays in float"
         if best is not None:

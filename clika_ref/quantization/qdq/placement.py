@@ -149,7 +149,7 @@ class _PlacementFinder:
         found = self.found.scale_sources
         if node.op_type in self.scheme.elementwise and self._is_fully_quantized(node):
             for value in _tensor_operands(node):
-                self._quantize_moved(value)
+                self._share_source_scale(value)
             self.found.elementwise[node] = self._find_fused_output(node)
             required.add(self._find_fused_output(node))
         source = self._scale_source(node.first_tensor) if node.op_type in self.scheme.data_movement else None
@@ -165,7 +165,7 @@ class _PlacementFinder:
 
     def _quantize_value(self, value: Value) -> None:
         """Quantize a value, with the scale of the source that it was moved from, or its own."""
-        self._quantize_moved(value)
+        self._share_source_scale(value)
         self.found.scale_sources.setdefault(value, source_of_moves(value))
 
     def _quantize_addends(self, node: Node, sums: FusedSums) -> None:
@@ -221,8 +221,8 @@ class _PlacementFinder:
         """Return the value that the scale of a quantized value comes from, None if it is not quantized."""
         return self.found.scale_sources.get(value) or self.move_sources.get(value)
 
-    def _quantize_moved(self, value: Value) -> None:
-        """Quantize a value that was moved from a quantized one, and all values in between."""
+    def _share_source_scale(self, value: Value) -> None:
+        """Give a value the scale of the quantized one that its elements come from, and all values in between."""
         while value in self.move_sources and value not in self.found.scale_sources:
             self.found.scale_sources[value] = self.move_sources[value]
             assert value.producer is not None

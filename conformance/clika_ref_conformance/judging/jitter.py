@@ -213,13 +213,13 @@ def _bound_composition(
     call: ConcreteCall, results: Sequence[torch.Tensor], formats: Formats, noise: JitterNoise
 ) -> LocalBounds:
     """Record the ATen calls that a reference consists of, and replay them with jitter."""
-    tape = AtenRecorder(formats, noise.generator)
-    with tape:
+    recorder = AtenRecorder(formats, noise.generator)
+    with recorder:
         base = call.run()
     count = noise.runs
-    runs = [tape.replay(base) for _ in range(count)]
-    if any(entry.is_variance for entry in tape.entries):
-        runs += [tape.replay(base, with_variances=False) for _ in range(count)]
+    runs = [recorder.replay(base) for _ in range(count)]
+    if any(entry.is_variance for entry in recorder.entries):
+        runs += [recorder.replay(base, with_variances=False) for _ in range(count)]
     base, *runs = ([t.reshape(r.shape) for t, r in zip(run, results, strict=True)] for run in (base, *runs))
     found = _bound_by_runs(call, results, base, runs, formats.of("compose"))
     runs = runs[:count]  # mixing runs with and without variance errors would look like jumps

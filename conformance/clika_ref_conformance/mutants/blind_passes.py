@@ -90,8 +90,8 @@ FAULTS.substitute(
     "merge-equal-constants",
     "only some bytes of large constants are compared",
     merge_equal_constants,
-    "_digest",
-    merge_equal_constants._sample,
+    "_compute_digest",
+    merge_equal_constants._read_sample,
 )
 
 

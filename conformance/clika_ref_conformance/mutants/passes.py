@@ -202,7 +202,7 @@ def _(original, value):
 # merge-equal-constants
 
 
-@FAULTS.function("merge-equal-constants", "only some of the bytes are compared", equals, "_digest")
+@FAULTS.function("merge-equal-constants", "only some of the bytes are compared", equals, "_compute_digest")
 def _(original, value):
     return b""
 

@@ -50,7 +50,7 @@ def draw_explanation(facts: Mapping[str, Any]) -> bytes:
         planned, runs = row[3], row[4]
         if planned != "float":
             return ROLE_COLORS[Role.QUANTIZED if runs != "float" else Role.NOT_QUANTIZED].title
-        return ROLE_COLORS[Role.KEPT_IN_FLOAT if row[2] else Role.FLOAT].title  # only layers have products
+        return ROLE_COLORS[Role.KEPT_IN_FLOAT if row[2] else Role.FLOAT].title  # only layers have MACs
 
     _draw_parts(canvas, facts["explanation"], [color_of])
     return canvas.render()

@@ -82,7 +82,7 @@ class _Folding:
     states: bool = False
     """Whether folded constants carry a `DeferredConstant`, which training needs if their sources are parameters."""
     made: dict[Value, Value] = field(default_factory=dict)
-    """For each computed value, a constant with its formula."""
+    """For each computed value, the deferred constant that computes it."""
     known: dict[Value, torch.Tensor] = field(default_factory=dict)
     """Computed values with unfolded readers; others are released."""
     pending: dict[Value, int] = field(default_factory=dict)

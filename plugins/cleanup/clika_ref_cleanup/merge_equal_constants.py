@@ -35,14 +35,14 @@ class MergeEqualConstants(CleanupPass):
     for_any_weights: ClassVar[bool] = False
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
-        """Compare elements only within groups of one dtype and shape, and deferred constants by their formula."""
+        """Compare elements only within groups of one dtype and shape, and deferred constants by their functions."""
         used = [v for name, v in graph.constants.items() if v.uses and name not in graph.state]
         for same in _group_equal([v for v in used if is_deferred(v)], lambda v: v.deferred_data):
             _merge(graph, same)
         there = [v for v in used if not is_deferred(v) and v.data is not None and v.data.device.type != "meta"]
         for group in _group_equal(there, _type_and_device):
-            for equal in _group_equal(group, _sample):
-                for same in _group_equal(equal, _digest):
+            for equal in _group_equal(group, _read_sample):
+                for same in _group_equal(equal, _compute_digest):
                     _merge(graph, same)
 
 
@@ -71,13 +71,13 @@ def _as_bytes(value: Value) -> torch.Tensor:
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # view rejects a single element with another stride
 
 
-def _sample(value: Value) -> bytes:
+def _read_sample(value: Value) -> bytes:
     """Return a sample of bytes, which distinguishes most constants: reading all bytes takes seconds for a gigabyte."""
     bits = _as_bytes(value)
     return _copy_to_bytes(bits[:: len(bits) // SAMPLE_BYTES | 1])  # odd steps sample each byte of an element
 
 
-def _digest(value: Value) -> bytes:
+def _compute_digest(value: Value) -> bytes:
     mark = hashlib.sha256()
     for part in _as_bytes(value).split(CHUNK_BYTES):
         mark.update(_copy_to_bytes(part))

@@ -65,20 +65,17 @@ def new_plugin(
     """Write a starter plugin with an operator, a pass and tests. It installs and passes its tests unchanged."""
     with report_errors(debug=debug):
         folder, files = write_plugin(name, into)
-    steps = [f"cd {shlex.quote(str(folder))}", 'pip install -e ".[test]"', "pytest"]
+    enter = f"cd {shlex.quote(str(folder))}"
+    steps = [*_list_missing_requirements(), enter, 'pip install -e ".[test]"', "pytest"]
     module = next(file for file in files if file.endswith("plugin.py"))
     heading = f"{folder}  {len(files)} files. Change {module} first. Next:"
-    lines = [heading, *(f"  {step}" for step in steps), *_list_missing_requirements()]
+    lines = [heading, *(f"  {step}" for step in steps)]
     print_result("\n".join(lines), {"folder": folder, "files": files, "next": steps}, as_json=as_json)
 
 
 def _list_missing_requirements() -> list[str]:
-    """Return a line for each of our distributions that the tests of a plugin need and that is not installed."""
-    return [
-        f"Its tests need {name}, which is not installed. Run {format_install_command(name)}."
-        for name in TEST_REQUIREMENTS
-        if not _is_installed(name)
-    ]
+    """Return a command for each of our distributions that the tests of a plugin need and that is not installed."""
+    return [format_install_command(name) for name in TEST_REQUIREMENTS if not _is_installed(name)]
 
 
 def _is_installed(distribution: str) -> bool:

@@ -183,13 +183,13 @@ class OnnxFile:
         """Return the elements of a constant, dequantized with a single scale if it is quantized."""
         source = self.source(name, ORDER_KEEPING_OPERATORS)
         if source is None or source.op_type != DEQUANTIZE:
-            return self._read_moved(name)
-        elements, scale = (self._read_moved(operand) for operand in source.input[:2])  # such as quantized scales
+            return self._read_origin(name)
+        elements, scale = (self._read_origin(operand) for operand in source.input[:2])  # such as quantized scales
         if elements is None or scale is None or scale.size != 1:
             return None
         return self._apply_moves(name, elements.astype(np.float32) * scale)
 
-    def _read_moved(self, name: str) -> np.ndarray[Any, Any] | None:
+    def _read_origin(self, name: str) -> np.ndarray[Any, Any] | None:
         """Return the stored elements of a value's origin, after the casts and expansions up to the value."""
         return self._apply_moves(name, self._read_stored(self.origin(name, ORDER_KEEPING_OPERATORS)))
 

@@ -50,7 +50,7 @@ def test_accuracy_search_all_layers_within_drop_one_evaluation():
     search = AccuracySearch(max_drop=1.0).run(make_decision, lambda found: -count(found) / 100)
     assert (search.best.layers, len(search.candidates), search.reason) == (LAYERS, 1, "")
     assert math.isinf(search.best.threshold)
-    assert search.in_one_line() == "20 quantized layers, the score drops by 0.2, after 2 evaluations"
+    assert search.summarize() == "20 quantized layers, the score drops by 0.2, after 2 evaluations"
 
 
 def test_accuracy_search_no_layer_within_drop_reports_gap():

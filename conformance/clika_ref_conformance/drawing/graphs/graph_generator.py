@@ -71,7 +71,7 @@ class GraphGenerator:
     """One sample for each input of the graph, in order."""
     seed: int = 0
     tried: int = 0
-    _wanted: Value | None = None
+    _first: Value | None = None
     _has_requested_sizes: bool = False
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class GraphGenerator:
     def draw_call(self, op: Operator, first: Value | None = None) -> Call:
         """Draw one call without adding it; its tensors are `ValueSample` objects."""
         assert op.sampler is not None
-        self._wanted, self._has_requested_sizes = first, first is None
+        self._first, self._has_requested_sizes = first, first is None
         steered = RepeatableDraw(self.draw, self._answer)
         while True:
             try:
@@ -158,7 +158,7 @@ class GraphGenerator:
 
         This is tried once per call. If eager rejects the result, it is handled like any other rejected call.
         """
-        value = self._wanted
+        value = self._first
         if value is None or self._has_requested_sizes or d.shape is None or value.type.rank != len(d.shape):
             return
         there = tuple(self.builder.tensors[value].shape)
@@ -172,8 +172,8 @@ class GraphGenerator:
             raise RedrawRequest(changes)
 
     def _find_value(self, d: TensorDescription) -> Value | None:
-        if self._wanted is not None and is_match(d, self.builder.tensors[self._wanted]):
-            value, self._wanted = self._wanted, None
+        if self._first is not None and is_match(d, self.builder.tensors[self._first]):
+            value, self._first = self._first, None
             return value
         self._request_sizes(d)
         found = [v for v, t in self.builder.tensors.items() if is_match(d, t) and _is_informative(t)]

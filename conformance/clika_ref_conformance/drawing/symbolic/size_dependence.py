@@ -171,8 +171,8 @@ def draw_replayable_call(
     Raises:
         SampleError: the sampler raises.
     """
-    tape = ResizedDraw(known, sizes or {}, Random(f"{op.name}-{seed}"))  # noqa: S311 - draws tests, not keys
-    return ReplayableCall(op, seed, draw_call(op, tape), tape.decided, tape.ranges())
+    draw = ResizedDraw(known, sizes or {}, Random(f"{op.name}-{seed}"))  # noqa: S311 - draws tests, not keys
+    return ReplayableCall(op, seed, draw_call(op, draw), draw.decided, draw.ranges())
 
 
 def flatten_call(call: Call) -> Iterable[Any]:

@@ -20,7 +20,7 @@ from clika_ref.export.export import make_export_graph
 from clika_ref.export.target_comparison import TargetFacts, make_row, make_unsupported_row
 from clika_ref.export.visualization import ReportFacts
 from clika_ref.quantization.decision import Quantization
-from clika_ref.quantization.report import NO_DECISIONS_MESSAGE, summarize_quantization
+from clika_ref.quantization.report import NO_DECISIONS_MESSAGE
 from clika_ref.settings.settings import Settings
 from clika_ref_visualize.report.contents import ChosenRow, LatencyRecord, NodeRecord, ReportContents
 from clika_ref_visualize.report.module_tree import build_module_records
@@ -86,7 +86,7 @@ def build_contents(subject: ReportFacts, step: Callable[[str], None]) -> ReportC
         model=graph.name,
         target=subject.target.describe_runtime(),
         created=dt.datetime.now().astimezone().isoformat(timespec="seconds"),
-        summary=summarize_quantization(quantization) if quantization else "",
+        summary=quantization.summarize() if quantization else "",
         inputs=[_format_value(value) for value in graph.inputs],
         outputs=[_format_value(value) for value in graph.outputs],
         example=[str(TensorType.of(x)) for x in subject.example],
