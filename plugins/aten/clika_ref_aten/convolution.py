@@ -15,7 +15,17 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import compute_trait
 from clika_ref.core.types import TensorType
 from clika_ref_aten.families import name_reference
-from clika_ref_aten.spatial import SPATIAL_DIMS, allow_unbatched, count_windows, expand_per_dim
+from clika_ref_aten.spatial import (
+    SAME_UPPER,
+    SPATIAL_DIMS,
+    allow_unbatched,
+    count_explicit_windows,
+    count_windows,
+    expand_per_dim,
+    explicit_ends,
+    is_explicit,
+    pad_ends,
+)
 
 aten = torch.ops.aten
 
@@ -39,24 +49,28 @@ def _require_channels(weight):
         raise ValueError(f"a convolution with a weight of the shape {list(weight.shape)}: it has no channels")
 
 
-def _apply_same_padding(x, weight, padding, dilation, stride) -> Any:
-    """Return ``x``, padded if needed, and a numeric padding: torch's own ``same`` warns where it pads unevenly."""
+def _apply_padding(x, weight, padding, dilation, stride) -> Any:
+    """Return ``x``, padded if needed, and the padding for torch: its own ``same`` warns where it pads unevenly."""
     _require_channels(weight)
-    if padding != "same":
+    kernel = weight.shape[2:]
+    if is_explicit(padding, len(kernel)):
+        window = (kernel, expand_per_dim(stride, len(kernel)), expand_per_dim(dilation, len(kernel)))
+        begins, ends = explicit_ends(padding, x.shape[-len(kernel) :], *window)
+    elif padding == "same":
+        _require_unstrided(stride)
+        begins, ends = _same_padding(kernel, dilation)
+    else:
         return x, padding
-    _require_unstrided(stride)
-    begins, ends = _same_padding(weight.shape[2:], dilation)
-    if begins == ends:
-        return x, begins
-    pads = [p for pair in zip(reversed(begins), reversed(ends), strict=True) for p in pair]
-    return F.pad(x, pads), 0
+    return (x, begins) if begins == ends else (pad_ends(x, begins, ends), 0)
 
 
 def _pads(op, weight, padding, dilation):
-    """Return ONNX's ``pads``: all begins, then all ends."""
+    """Return ONNX's ``pads``: all begins, then all ends; None for `SAME_UPPER`."""
     kernel = op.shape(weight)[2:]
     if padding == "valid":
         return [0] * 2 * len(kernel)
+    if is_explicit(padding, len(kernel)):
+        return None if padding == SAME_UPPER else list(padding)
     if padding != "same":
         return [*expand_per_dim(padding, len(kernel))] * 2
     if is_symbolic(kernel):
@@ -78,6 +92,7 @@ def _convolve(op, x, weight, bias=None, *, stride, padding, dilation, groups, ou
         bias,
         strides=expand_per_dim(stride, dims),
         pads=_pads(op, weight, padding, dilation),
+        auto_pad="SAME_UPPER" if padding == SAME_UPPER else None,
         output_padding=None if output_padding is None else expand_per_dim(output_padding, dims),
         dilations=expand_per_dim(dilation, dims),
         group=groups,
@@ -88,13 +103,14 @@ def _conv_type(x, weight, bias=None, *, stride, padding, dilation, groups):
     """Type rule of a convolution: fake tensors cannot pad a symbolic dim unevenly."""
     dims = weight.rank - 2
     kernel, dilations = weight.shape[2:], expand_per_dim(dilation, dims)
+    strides, lengths = expand_per_dim(stride, dims), x.shape[-dims:]
     if padding == "same":
         _require_unstrided(stride)
-        lengths = x.shape[-dims:]
+    elif is_explicit(padding, dims):
+        lengths = count_explicit_windows(padding, lengths, kernel, strides, dilations)
     else:
         pads = expand_per_dim(0 if padding == "valid" else padding, dims)
-        spatial = zip(x.shape[-dims:], kernel, expand_per_dim(stride, dims), pads, dilations, strict=True)
-        lengths = [count_windows(*window) for window in spatial]
+        lengths = [count_windows(*window) for window in zip(lengths, kernel, strides, pads, dilations, strict=True)]
     return TensorType(x.dtype, (*x.shape[: -dims - 1], weight.shape[0], *lengths))
 
 
@@ -126,13 +142,18 @@ def _draw_operands(draw, s, dims, *, transposed, batched=True, kernels=(1, 2, 3)
 
 def _sampler(dims):
     def sample(draw, s):
-        padding, batched = draw(s.choice("numbers", "same", "valid")), draw(s.choice(True, True, False))
+        padding = draw(s.choice("numbers", "same", "valid", "explicit", SAME_UPPER))
+        batched = draw(s.choice(True, True, False))
         kernels = (2, 3, 4) if padding == "same" else (1, 2, 3)  # an even kernel is padded unevenly
         x, weight, bias, groups = _draw_operands(draw, s, dims, transposed=False, batched=batched, kernels=kernels)
-        if padding == "numbers":
-            padding = tuple(draw(s.choice(0, 1, 2)) for _ in range(draw(s.choice(dims, 1))))
+        if padding in {"numbers", "explicit"}:
+            count = 2 * dims if padding == "explicit" else draw(s.choice(dims, 1))
+            padding = tuple(draw(s.choice(0, 1, 2)) for _ in range(count))
         stride = tuple(1 if padding == "same" else draw(s.choice(1, 2, 3)) for _ in range(draw(s.choice(dims, 1))))
         dilation = tuple(draw(s.choice(1, 1, 2)) for _ in range(dims))
+        if padding == SAME_UPPER:
+            stride = tuple(map(min, expand_per_dim(stride, dims), weight.shape[2:]))
+            dilation = (1,) * dims
         return s.call(x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
     return sample
@@ -186,7 +207,7 @@ def _declare_conv(dims: int) -> Operator:
         dilation: tuple[int, ...] = (1,) * dims,
         groups: int = 1,
     ) -> Tensor:
-        x, padding = _apply_same_padding(x, weight, padding, dilation, stride)
+        x, padding = _apply_padding(x, weight, padding, dilation, stride)
         return convolve(x, weight, bias, stride, padding, dilation, groups)
 
     conv.onnx(allow_unbatched(dims, _convolve))

@@ -18,12 +18,17 @@ from clika_ref.core.types import TensorType
 from clika_ref_aten.families import name_reference
 from clika_ref_aten.spatial import (
     POOLED_INDICES,
+    SAME_UPPER,
     SPATIAL_DIMS,
     allow_unbatched,
     as_expression,
     ceil_divide,
+    count_explicit_windows,
     count_windows,
     expand_per_dim,
+    explicit_ends,
+    is_explicit,
+    pad_ends,
     pad_zeros,
 )
 
@@ -34,9 +39,26 @@ MAX_POOL_DTYPES = {torch.int16: torch.float32, torch.int32: torch.float64, torch
 
 
 def _window_attributes(dims, kernel_size, stride, padding, dilation=1):
-    """Return kernel, stride, padding and dilation per dim; the stride defaults to the kernel size."""
-    kernel = expand_per_dim(kernel_size, dims)
-    return kernel, *(expand_per_dim(value, dims) for value in (stride or kernel, padding, dilation))
+    """Return kernel, stride, padding and dilation per dim; the stride defaults to the kernel size.
+
+    An explicit padding is a preceding ``pad``, so the padding is 0.
+    """
+    kernel, own = expand_per_dim(kernel_size, dims), 0 if is_explicit(padding, dims) else padding
+    return kernel, *(expand_per_dim(value, dims) for value in (stride or kernel, own, dilation))
+
+
+def _pad_explicitly(x, dims, kernel_size, stride, padding, dilation, value):
+    """Return ``x`` with its explicit padding, and the remaining padding.
+
+    Raises:
+        ValueError: a spatial dim is empty, which pooling rejects without padding as well.
+    """
+    if not is_explicit(padding, dims):
+        return x, padding
+    if not all(x.shape[-dims:]):
+        raise ValueError(f"a pooling of the shape {list(x.shape)} with padding={padding!r}: a spatial dim is empty")
+    kernel, strides, own, dilations = _window_attributes(dims, kernel_size, stride, padding, dilation)
+    return pad_ends(x, *explicit_ends(padding, x.shape[-dims:], kernel, strides, dilations), value), own
 
 
 def _window_count(n, k, s, p, d, *, ceil_mode) -> Any:
@@ -51,9 +73,14 @@ def _type_rule(dims, *extra):
     """Return the type rule of a pooling: fake tensors check whether a symbolic dim is large enough."""
 
     def rule(x, *, kernel_size, stride, padding, dilation=1, ceil_mode, **_):
-        windows = zip(x.shape[-dims:], *_window_attributes(dims, kernel_size, stride, padding, dilation), strict=True)
-        shape = (*x.shape[:-dims], *(_window_count(*window, ceil_mode=ceil_mode) for window in windows))
-        return tuple(TensorType(dtype, shape) for dtype in (x.dtype, *extra))
+        lengths = x.shape[-dims:]
+        kernel, strides, own, dilations = _window_attributes(dims, kernel_size, stride, padding, dilation)
+        if is_explicit(padding, dims):
+            counts = count_explicit_windows(padding, lengths, kernel, strides, dilations)
+        else:
+            windows = zip(lengths, kernel, strides, own, dilations, strict=True)
+            counts = [_window_count(*window, ceil_mode=ceil_mode) for window in windows]
+        return tuple(TensorType(dtype, (*x.shape[:-dims], *counts)) for dtype in (x.dtype, *extra))
 
     return rule
 
@@ -73,6 +100,13 @@ def _end_paddings(lengths, counts, windows, *, ceil_mode):
     return ends if all(end < k for end, k in zip(ends, kernel, strict=True)) else None
 
 
+def _pads(padding, begins, ends):
+    """Return ONNX's ``pads`` and ``auto_pad``."""
+    if is_explicit(padding, len(begins)):
+        return (None, "SAME_UPPER") if padding == SAME_UPPER else (list(padding), None)
+    return [*begins, *ends], None
+
+
 def _crop_windows(op, x, counts):
     """Return the first ``counts`` windows of each spatial dim: only ONNX has windows that start beyond."""
     axes = list(range(-len(counts), 0))
@@ -85,12 +119,14 @@ def _max_pool_lowering(dims, outputs):
         kernel, strides, begins, dilations = windows
         lengths, counts = op.shape(x)[-dims:], op.result.shape[-dims:]
         ends = _end_paddings(lengths, counts, windows, ceil_mode=ceil_mode)
+        pads, auto_pad = _pads(padding, begins, begins if ends is None else ends)
         pooled = op.MaxPool(
             op.cast(x, MAX_POOL_DTYPES.get(op.dtype(x), op.dtype(x))),
             outputs=outputs,
             kernel_shape=kernel,
             strides=strides,
-            pads=[*begins, *(begins if ends is None else ends)],
+            pads=pads,
+            auto_pad=auto_pad,
             dilations=dilations,
             ceil_mode=1 if ends is None else None,
         )
@@ -106,6 +142,15 @@ def _max_pool_lowering(dims, outputs):
     return allow_unbatched(dims, lower)
 
 
+def _draw_explicit_padding(draw, s, kernel, attrs):
+    """Draw attributes with explicit padding, each smaller than the kernel, as ONNX requires."""
+    if draw(s.booleans()):
+        one = {"dilation": (1,)} if "dilation" in attrs else {}
+        return {"padding": SAME_UPPER, "ceil_mode": False, "stride": draw(s.choice((), (1,))), **one}
+    pads = tuple(draw(s.choice(k // 2, k - 1, 0)) for k in (*kernel, *kernel))
+    return {"padding": pads, "ceil_mode": False}
+
+
 def _sampler(dims, dtypes, *, dilated, unique=False):
     def sample(draw, s):
         kernel = tuple(draw(s.choice(2, 3, 3, 1)) for _ in range(draw(s.choice(dims, 1))))
@@ -119,7 +164,10 @@ def _sampler(dims, dtypes, *, dilated, unique=False):
             attrs["dilation"] = draw(s.choice((1,), (2,), (1, 2, 1)[:dims]))
         batch = (draw(s.integers(1, 3)),) if draw(s.choice(True, True, False)) else ()
         shape = (*batch, draw(s.integers(1, 3)), *(draw(s.integers(5, 8)) for _ in range(dims)))
-        return s.call(draw(s.tensor(shape=shape, dtype=dtypes, low=-50, high=50, unique=unique)), **attrs)
+        x = draw(s.tensor(shape=shape, dtype=dtypes, low=-50, high=50, unique=unique))
+        if x.dtype.is_floating_point and not unique and draw(s.booleans()):
+            attrs |= _draw_explicit_padding(draw, s, expand_per_dim(kernel, dims), attrs)
+        return s.call(x, **attrs)
 
     return sample
 
@@ -141,11 +189,13 @@ def _declare_max_pool(dims: int, *, with_indices: bool = False) -> Operator:
         *,
         kernel_size: tuple[int, ...],
         stride: tuple[int, ...] = (),
-        padding: tuple[int, ...] = (0,) * dims,
+        padding: tuple[int, ...] | str = (0,) * dims,
         dilation: tuple[int, ...] = (1,) * dims,
         ceil_mode: bool = False,
     ) -> Tensor:
-        return pool(x, kernel_size, stride, padding, dilation, ceil_mode)
+        lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+        x, own = _pad_explicitly(x, dims, kernel_size, stride, padding, dilation, lowest)
+        return pool(x, kernel_size, stride, own, dilation, ceil_mode)
 
     max_pool.types(_type_rule(dims, *[torch.int64] * with_indices))
     max_pool.onnx(_max_pool_lowering(dims, outputs=1 + with_indices))
@@ -167,7 +217,7 @@ def _avg_pool_lowering(dims):
         kernel, strides, begins, _ = windows
         lengths, counts = op.shape(x)[-dims:], op.result.shape[-dims:]
         ends = _end_paddings(lengths, counts, windows, ceil_mode=ceil_mode)
-        counted = count_include_pad or divisor_override is not None
+        counted = count_include_pad or divisor_override is not None or is_explicit(padding, dims)
         if counted and ceil_mode and any(begins):
             # Padding counts in the mean, but the rest of a window beyond it does not, so padding must be real elements.
             x = pad_zeros(op, x, begins, begins)
@@ -176,14 +226,15 @@ def _avg_pool_lowering(dims):
         whole = divisor_override is not None and ceil_mode
         if whole:  # a sum: elements beyond the padding must be zeros that count
             x = pad_zeros(op, x, [0] * dims, [s - 1 for s in strides])
-        pads = [*begins, *(begins if ends is None or whole else ends)]
+        pads, auto_pad = _pads(padding, begins, begins if ends is None or whole else ends)
         pooled = op.AveragePool(
             x,
             kernel_shape=kernel,
             strides=strides,
             pads=pads,
+            auto_pad=auto_pad,
             ceil_mode=1 if ends is None and not whole else None,
-            count_include_pad=1 if counted and any(pads) and not ceil_mode else None,
+            count_include_pad=1 if counted and (pads is None or any(pads)) and not ceil_mode else None,
         )
         if ends is None or whole:
             pooled = _crop_windows(op, pooled, counts)
@@ -211,12 +262,13 @@ def avg_pool1d(
     *,
     kernel_size: tuple[int, ...],
     stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0,),
+    padding: tuple[int, ...] | str = (0,),
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
     """The mean of each window of ``x[n, c, w]``; ``count_include_pad`` includes the padding."""
-    return torch.avg_pool1d(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    x, own = _pad_explicitly(x, 1, kernel_size, stride, padding, 1, 0)
+    return torch.avg_pool1d(x, kernel_size, stride, own, ceil_mode, count_include_pad)
 
 
 avg_pool1d.types(_type_rule(1))
@@ -237,12 +289,13 @@ def _declare_avg_pool(dims: int) -> Operator:
         *,
         kernel_size: tuple[int, ...],
         stride: tuple[int, ...] = (),
-        padding: tuple[int, ...] = (0,) * dims,
+        padding: tuple[int, ...] | str = (0,) * dims,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Tensor:
-        return pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        x, own = _pad_explicitly(x, dims, kernel_size, stride, padding, 1, 0)
+        return pool(x, kernel_size, stride, own, ceil_mode, count_include_pad, divisor_override)
 
     avg_pool.types(_type_rule(dims))
     avg_pool.onnx(_avg_pool_lowering(dims))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
+import torch
+from torch import Tensor
 from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.symbols import is_symbolic
@@ -15,6 +18,10 @@ SPATIAL_DIMS = {1: "w", 2: "h, w", 3: "d, h, w"}
 
 POOLED_INDICES = {1: "index along ``w``", 2: "flat index in the plane", 3: "flat index in the volume"}
 """Text for docstrings, by the number of spatial dims: the index of a maximum that max pooling returns."""
+
+
+SAME_UPPER = "same_upper"
+"""Padding as by TensorFlow's "same": ``ceil(n / stride)`` windows, and the extra element of an odd total at the end."""
 
 
 def expand_per_dim(value: Any, count: int) -> tuple[Any, ...]:
@@ -44,6 +51,70 @@ def allow_unbatched(dims, lowering):
 def as_expression(length: Any) -> sympy.Expr:
     """Return a size as a sympy expression."""
     return sympy.Integer(length) if isinstance(length, int) else length
+
+
+def is_explicit(padding: Any, dims: int) -> bool:
+    """Whether a padding stands for a preceding ``pad`` of ``dims`` spatial dims.
+
+    It is `SAME_UPPER`, or all begins and then all ends, as in ONNX. ATen has neither; fold-padding makes them.
+    """
+    return padding == SAME_UPPER or (not isinstance(padding, str) and len(padding) == 2 * dims)
+
+
+def has_same_upper(kernel: Sequence[Any], stride: Sequence[Any], dilation: Sequence[Any]) -> bool:
+    """Whether `SAME_UPPER` is supported: ONNX Runtime 1.31 pads wrongly with dilation, and with skipped elements."""
+    return all(d == 1 and s <= k for k, s, d in zip(kernel, stride, dilation, strict=True))
+
+
+def require_same_upper(kernel: Sequence[Any], stride: Sequence[Any], dilation: Sequence[Any]) -> None:
+    """Reject windows for which `SAME_UPPER` is not supported.
+
+    Raises:
+        ValueError: a window is dilated, or a stride is larger than the kernel.
+    """
+    if not has_same_upper(kernel, stride, dilation):
+        raise ValueError(
+            f"padding={SAME_UPPER!r} with the kernel size {list(kernel)}, the stride {list(stride)} and the dilation "
+            f"{list(dilation)}: it needs a dilation of 1, and strides up to the kernel size"
+        )
+
+
+def explicit_ends(
+    padding: Any, lengths: Sequence[Any], kernel: Sequence[Any], stride: Sequence[Any], dilation: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Return the begins and ends of an explicit padding. The other arguments have one entry per spatial dim.
+
+    Raises:
+        ValueError: as `require_same_upper`.
+    """
+    if padding != SAME_UPPER:
+        return list(padding[: len(kernel)]), list(padding[len(kernel) :])
+    require_same_upper(kernel, stride, dilation)
+    spatial = zip(lengths, kernel, stride, dilation, strict=True)
+    totals = [max((ceil_divide(n, s) - 1) * s + d * (k - 1) + 1 - n, 0) for n, k, s, d in spatial]
+    return [total // 2 for total in totals], [total - total // 2 for total in totals]
+
+
+def count_explicit_windows(
+    padding: Any, lengths: Sequence[Any], kernel: Sequence[Any], stride: Sequence[Any], dilation: Sequence[Any]
+) -> list[Any]:
+    """Return the number of windows along each spatial dim with an explicit padding.
+
+    Raises:
+        ValueError: as `require_same_upper`.
+    """
+    if padding == SAME_UPPER:
+        require_same_upper(kernel, stride, dilation)
+        return [ceil_divide(n, s) for n, s in zip(lengths, stride, strict=True)]
+    begins, ends = padding[: len(kernel)], padding[len(kernel) :]
+    spatial = zip(lengths, begins, ends, kernel, stride, dilation, strict=True)
+    return [count_windows(n + before + after, k, s, 0, d) for n, before, after, k, s, d in spatial]
+
+
+def pad_ends(x: Tensor, before: Sequence[int], after: Sequence[int], value: float = 0) -> Tensor:
+    """Pad the last dims of a tensor, with one entry of ``before`` and ``after`` for each."""
+    pads = [n for pair in zip(reversed(before), reversed(after), strict=True) for n in pair]
+    return torch.constant_pad_nd(x, pads, value)
 
 
 def floor_divide(a: Any, b: Any) -> Any:

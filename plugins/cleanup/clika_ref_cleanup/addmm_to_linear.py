@@ -9,7 +9,7 @@ from clika_ref.core.ir import Node
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriter import Skip, rule
 from clika_ref.core.types import TensorType
-from clika_ref_cleanup.cleanup_pass import RulePass
+from clika_ref_cleanup.cleanup_pass import RulePass, keep_name
 
 
 @rule("addmm")
@@ -27,10 +27,7 @@ def addmm_to_linear(node: Node, build: Builder):
         weight.name,
         TensorType(weight.type.dtype, weight.type.shape[::-1]),
     )
-    layer = build("linear", x, rows, bias, types=(node.output.type,))
-    if not any(use.user is build.graph for use in node.output.uses):  # graph outputs keep their name anyway
-        layer.name, node.output.name = node.output.name, layer.name
-    return layer
+    return keep_name(build.graph, node.output, build("linear", x, rows, bias, types=(node.output.type,)))
 
 
 class AddmmToLinear(RulePass):

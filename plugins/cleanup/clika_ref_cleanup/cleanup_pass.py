@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clika_ref.core.accuracy import EXACT
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase
 from clika_ref.core.rewriter import Rule, apply_rules
@@ -21,6 +21,13 @@ class CleanupPass(Pass):
     after = ()
     error = EXACT
     removes = "unnecessary node"
+
+
+def keep_name(graph: Graph, old: Value, new: Value) -> Value:
+    """Return a replacement of a value, with its name; outputs of the graph keep theirs anyway."""
+    if not any(use.user is graph for use in old.uses):
+        new.name, old.name = old.name, new.name
+    return new
 
 
 class RulePass(CleanupPass):

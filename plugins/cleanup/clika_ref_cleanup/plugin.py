@@ -9,6 +9,7 @@ from clika_ref.core.passes import Pass
 from clika_ref_cleanup.addmm_to_linear import AddmmToLinear
 from clika_ref_cleanup.fold_batch_norm import FoldBatchNorm
 from clika_ref_cleanup.fold_constants import FoldConstants, FoldLiterals
+from clika_ref_cleanup.fold_padding import FoldPadding
 from clika_ref_cleanup.merge_chains import MergeChains
 from clika_ref_cleanup.merge_common_subexpressions import MergeCommonSubexpressions
 from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
@@ -29,6 +30,7 @@ def clika_ref_passes() -> Sequence[Pass]:
         FoldBatchNorm(),
         FoldConstants(),
         FoldLiterals(),
+        FoldPadding(),
         MergeChains(),
         MergeCommonSubexpressions(),
         MergeEqualConstants(),

@@ -56,8 +56,10 @@ def test_new_plugin_without_the_suite_names_requirements_of_tests(run, monkeypat
 
     monkeypatch.setattr("importlib.metadata.distribution", find_version_without_suite)
     assert run("my-ops").stdout.splitlines()[1:3] == [
-        "  pip install clika-ref-conformance "
-        "(in a clone: pip install conformance; from wheels: add --find-links FOLDER)",
+        (
+            "  pip install clika-ref-conformance "
+            "(in a clone: pip install conformance; from wheels: add --find-links FOLDER)"
+        ),
         "  cd clika-ref-my-ops",
     ]
 
