@@ -158,7 +158,11 @@ def _add(
         spatial = zip(padding.begins, padding.ends, lengths, *windows, strict=True)
         if any(map(any, own)) or not all(_is_same_upper(*dim) for dim in spatial):
             return Skip("the padding before it depends on sizes, and not by TensorFlow's 'same' formula", 2)
-        return SAME_UPPER
+        kernel, stride, _ = windows
+        if {*stride} != {1}:
+            return SAME_UPPER
+        begins, ends = zip(*(_compute_same_ends(k, k, 1) for k in kernel), strict=True)  # equal for all sizes
+        return begins if begins == ends else (*begins, *ends)
     begins = tuple(a + b for a, b in zip(padding.begins, own[0], strict=True))
     ends = tuple(a + b for a, b in zip(padding.ends, own[1], strict=True))
     return begins if begins == ends else (*begins, *ends)
