@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugin
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help install demo test test-all docs pictures conformance mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-training clean
+.PHONY: help install demo test test-all docs pictures conformance mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-training clean
 
 help:
 	@echo "make install  build the environment in .venv, with everything for development"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-efficientnet  compare EfficientNet-Lite0 in float and INT8: accuracy, size, latency"
 	@echo "make bench-ptq  compare INT8 with onnxruntime's own quantization and NNCF"
 	@echo "make bench-targets  compare INT8 for OpenVINO with NNCF; quantize twenty architectures for OpenVINO and TensorRT"
+	@echo "make bench-trained  compare INT8 for networks with trained weights, in both runtimes"
 	@echo "make bench-training  measure training after compression, pruning and saved files"
 	@echo "make clean   remove the environment and the caches"
 
@@ -101,6 +102,9 @@ bench-targets: $(VENV)/peers.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks ptq --runtime openvino
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks targets
 
+bench-trained: $(VENV)/trained.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks trained
+
 bench-training: $(VENV)/peers.stamp
 	$(BIN)/python -m benchmarks qat
 	$(BIN)/python -m benchmarks digits
@@ -125,4 +129,8 @@ $(VENV)/development.stamp: $(VENV)/runtime.stamp requirements-dev.txt
 
 $(VENV)/peers.stamp: $(VENV)/development.stamp requirements-peers.txt
 	$(INSTALL) --requirement requirements-peers.txt
+	touch $@
+
+$(VENV)/trained.stamp: $(VENV)/peers.stamp requirements-trained.txt
+	$(INSTALL) --no-deps --requirement requirements-trained.txt
 	touch $@

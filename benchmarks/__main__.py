@@ -20,6 +20,7 @@ from benchmarks import (
     scaling,
 )
 from benchmarks.ptq import run as ptq
+from benchmarks.ptq import trained
 from benchmarks.targets import run as targets
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -30,6 +31,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "import": imports.run,
     "forward": forward.run,
     "ptq": ptq.run,
+    "trained": trained.run,
     "qat": qat.run,
     "pruning": pruning.run,
     "digits": digits.run,

@@ -65,7 +65,7 @@ class AttentionBlock(torch.nn.Module):
 def _prepare_block(batch: int, tokens: int, width: int, heads: int) -> PreparedSubject:
     generator = torch.Generator().manual_seed(0)
     data = [{"x": torch.randn(size, tokens, width, generator=generator)} for size in (2 * batch, batch) * 2]
-    return PreparedSubject(AttentionBlock(width, heads).eval(), data[:2], data[:1:-1], None, is_transformer=True)
+    return PreparedSubject(AttentionBlock(width, heads).eval(), data[:2], data[:1:-1], is_transformer=True)
 
 
 def _prepare_subject(name: str) -> PreparedSubject:
@@ -73,7 +73,7 @@ def _prepare_subject(name: str) -> PreparedSubject:
     subject = SUBJECTS[name]()
     first, *others = subject.test()
     single, rest = ({name: tensor[part] for name, tensor in first.items()} for part in (slice(1), slice(1, None)))
-    return PreparedSubject(subject.make(), subject.calibration(), [single, rest, *others], None, is_transformer=True)
+    return PreparedSubject(subject.make(), subject.calibration(), [single, rest, *others], is_transformer=True)
 
 
 MODELS: Mapping[str, Callable[[], PreparedSubject]] = {
@@ -108,12 +108,12 @@ def _measure_rows(runtime: str, prepared: PreparedSubject, exact: np.ndarray) ->
         for variant, types in VARIANTS.items():
             file = Path(folder) / f"{variant}.onnx"
             onnx.save(products.quantize(types, ranges), file)
-            runs[variant] = RUNTIMES[runtime].open(file)
+            runs[variant] = RUNTIMES[runtime].open(file, 1)
         feed = {name: tensor.numpy() for name, tensor in prepared.test[0].items()}
         calls = {name: lambda run=run: measure_processor_seconds(lambda: run(feed)) for name, run in runs.items()}
         seconds = run_in_turn(calls, ROUNDS)
         for variant, run in runs.items():
-            found = compare_outputs(compute_outputs(run, prepared.test).reshape(exact.shape), exact, prepared)
+            found = compare_outputs([compute_outputs(run, prepared.test)[0].reshape(exact.shape)], [exact], prepared)
             ratio = median_ratio(seconds[variant], seconds[AS_PLANNED])
             accuracy = (f"{found['sqnr']:.1f} dB", f"{found['cosine']:.4f}")
             row = runtime, variant, f"{statistics.median(seconds[variant]) * 1e3:.2f}", f"{ratio:.2f}", *accuracy

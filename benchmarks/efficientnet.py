@@ -73,7 +73,7 @@ def load_photograph(name: str) -> Tensor:
     return (pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
-def crop(photograph: Tensor, count: int, seed: int) -> Tensor:
+def crop(photograph: Tensor, count: int, seed: int, min_share: float = MIN_CROP_SHARE) -> Tensor:
     """Return random square crops, mirrored half of the time: ``float32[count, 3, 224, 224]``, normalized."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -82,7 +82,7 @@ def crop(photograph: Tensor, count: int, seed: int) -> Tensor:
 
     height, width = photograph.shape[1:]
     longest = min(height, width)
-    shortest = round(MIN_CROP_SHARE * longest)
+    shortest = round(min_share * longest)
     crops: list[Tensor] = []
     for _ in range(count):
         size = shortest + draw_below(longest - shortest + 1)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measuring import run_in_turn
+from benchmarks.ptq.decisions import DECISIONS, Outputs
 from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES, Run
 from benchmarks.ptq.subjects import PreparedSubject, load_subject
@@ -38,34 +39,45 @@ def measure_latencies(runs: dict[str, Run], feed: dict[str, Any], rounds: int) -
     return run_in_turn(calls, rounds)
 
 
-def compute_outputs(run: Run, batches: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:
-    """Return the first output for all samples: ``float32[samples, ...]``."""
+def compute_outputs(run: Run, batches: Sequence[dict[str, torch.Tensor]]) -> list[np.ndarray]:
+    """Return each output for all samples, ``float32[samples, ...]``."""
     feeds = ({name: tensor.numpy() for name, tensor in batch.items()} for batch in batches)
-    return np.concatenate([np.asarray(run(feed)) for feed in feeds])
+    return [np.concatenate(parts) for parts in zip(*(run(feed) for feed in feeds), strict=True)]
 
 
-def compare_outputs(actual: np.ndarray, exact: np.ndarray, prepared: PreparedSubject) -> dict[str, float]:
-    """Return the similarity of outputs to those in float, and the number of wrong classes if there are labels."""
-    noise, signal = actual.astype(float) - exact, exact - exact.mean(0, dtype=float)
+def run_model(prepared: PreparedSubject) -> list[np.ndarray]:
+    """Return each output of the model in float for all test samples."""
+
+    def run(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
+        found = prepared.model(**batch)
+        return [tensor.numpy() for tensor in (found if isinstance(found, tuple) else (found,))]
+
+    with torch.no_grad():
+        return [np.concatenate(parts) for parts in zip(*map(run, prepared.test), strict=True)]
+
+
+def compare_outputs(actual: Outputs, exact: Outputs, prepared: PreparedSubject) -> dict[str, float]:
+    """Return the similarity of outputs to those in float, and the number of wrong classes if there are labels.
+
+    SQNR is centred: the signal is the difference to the mean over all samples. It is given for the sums over all
+    samples, and as the median over samples.
+    """
+    got, ref = (np.concatenate([o.reshape(len(o), -1) for o in outputs], 1, dtype=float) for outputs in (actual, exact))
+    noise, signal = ((got - ref) ** 2).sum(1), ((ref - ref.mean(0)) ** 2).sum(1)
     found = {
-        "sqnr": 10 * math.log10(float((signal**2).sum()) / max(float((noise**2).sum()), 1e-300)),
-        "agreement": float((actual.argmax(1) == exact.argmax(1)).mean()),
+        "sqnr": _in_decibels(signal.sum() / max(noise.sum(), 1e-300)),
+        "median sqnr": _in_decibels(np.median(signal / noise.clip(1e-300))),
+        "decisions": DECISIONS[prepared.decisions](actual, exact),
     }
     if prepared.labels is not None:
-        found["errors"] = int((actual.argmax(1) != prepared.labels.numpy()).sum())
-    norms = np.linalg.norm(actual, axis=1) * np.linalg.norm(exact, axis=1)
-    cosines = (actual * exact).sum(1) / norms
-    found |= {"cosine": float(cosines.mean()), "min cosine": float(cosines.min())}
-    found["neighbours"] = float((_find_nearest(actual) == _find_nearest(exact)).mean())
-    return found
+        found["errors"] = int((actual[0].argmax(1) != prepared.labels.numpy()).sum())
+    norms = np.linalg.norm(got, axis=1) * np.linalg.norm(ref, axis=1)
+    cosines = (got * ref).sum(1) / norms
+    return found | {"cosine": float(cosines.mean()), "min cosine": float(cosines.min())}
 
 
-def _find_nearest(embeddings: np.ndarray) -> np.ndarray:
-    """Return the index of the nearest other sample for each sample."""
-    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
-    similarities = unit @ unit.T
-    np.fill_diagonal(similarities, -np.inf)
-    return similarities.argmax(1)
+def _in_decibels(ratio: Any) -> float:
+    return 10 * math.log10(float(ratio))
 
 
 def measure_precision(runtime: str, prepared: PreparedSubject) -> dict[str, float]:
@@ -83,14 +95,16 @@ def main(runtime: str, path: str, rounds: str, *names: str) -> dict[str, Any]:
     """Measure the files of one folder, by name."""
     folder, spec = Path(path), RUNTIMES[runtime]
     prepared = load_subject(folder)
-    runs = {name: spec.open(folder / f"{name}{spec.suffix}") for name in names}
     feed = {name: tensor[:1].numpy() for name, tensor in prepared.test[0].items()}
-    seconds = measure_latencies(runs, feed, int(rounds))
-    with torch.no_grad():
-        exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
+    seconds: dict[str, Any] = {}
+    for label, threads in (("threaded latency", None), ("latency", 1)):
+        runs = {name: spec.open(folder / f"{name}{spec.suffix}", threads) for name in names}
+        seconds[label] = measure_latencies(runs, feed, int(rounds))
+    exact = run_model(prepared)
     accuracy = {
         name: compare_outputs(compute_outputs(run, prepared.test), exact, prepared) for name, run in runs.items()
     }
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    return {"latency": seconds, "accuracy": accuracy, "precision": measure_precision(runtime, prepared)}
+    precision = measure_precision(runtime, prepared)
+    return {**seconds, "accuracy": accuracy, "precision": precision, "decisions": prepared.decisions}

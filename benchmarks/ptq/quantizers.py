@@ -58,7 +58,7 @@ def compile_quantized(
         calibration_inputs=calibration,
         quantization_settings=settings or QuantizationSettings(),
         deployment_settings=deployment_settings_named(target),
-        clika_compile_options=ClikaCompileOptions(compare_after_export=False, **options),
+        clika_compile_options=ClikaCompileOptions(**options),
         discard_input_model=True,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
@@ -29,15 +30,16 @@ LATENCY_SUBJECTS = (*DIGITS, "mobilenet_v3_large")
 """Subjects that are also quantized for latency: with the default, their files may be slower than float."""
 NAMES = {"onnxruntime": (*VISION, ENCODER, *DIGITS), "openvino": (*VISION, "swin_t", ENCODER, *DIGITS)}
 
-EXPORT_COLUMNS = ("method", "seconds", f"/ {TRACE_AND_FORWARD}", "peak memory", "file")
+EXPORT_COLUMNS = ("method", "seconds", f"/ {TRACE_AND_FORWARD}", "whole process", "peak memory", "file")
 LATENCY_COLUMNS = (
     "method",
     "latency",
-    "times faster",
-    "centred SQNR",
-    "top-1 agreement",
+    f"/ {FLOAT}",
+    "default threads",
+    "median SQNR",
+    "SQNR of sums",
+    "same decisions",
     "cosine",
-    "same nearest neighbour",
     "errors",
 )
 
@@ -49,14 +51,21 @@ class SubjectMeasurements:
     runtime: str
     seconds: Mapping[str, Sequence[float]]
     """From module to file, for each round."""
+    process_seconds: Mapping[str, Sequence[float]]
+    """Of the whole process, which also imports torch and loads the model, for each round."""
     peak: Mapping[str, int]
     bytes: Mapping[str, int]
     latency: Mapping[str, Sequence[float]]
+    """Of one sample on one thread, for each round."""
+    threaded_latency: Mapping[str, Sequence[float]]
+    """Of one sample on the default number of threads, for each round."""
     accuracy: Mapping[str, Mapping[str, float]]
     sensitivities: Mapping[str, Any] | None
     """Estimates compared with measurements, for ``SENSITIVITY_SUBJECTS``."""
     precision: Mapping[str, float]
     """Planned and real precision of clika-ref's file."""
+    decisions: str
+    """The decisions that are compared: a name in `benchmarks.ptq.decisions.DECISIONS`."""
 
     @property
     def peers(self) -> list[str]:
@@ -69,7 +78,11 @@ class SubjectMeasurements:
 
     def compute_speedup(self, method: str) -> float:
         """Return the speedup of a file relative to float."""
-        return 1 / median_ratio(self.latency[method], self.latency[FLOAT])
+        return 1 / self.compute_latency_ratio(method, FLOAT)
+
+    def compute_latency_ratio(self, method: str, other: str) -> float:
+        """Return the median ratio of the latencies of two files, measured in turn."""
+        return median_ratio(self.latency[method], self.latency[other])
 
     def compute_latency_bound(self, other: str, method: str = CLIKA_REF) -> float:
         """Return the upper 95 % bound for the median ratio of two latencies, an order statistic."""
@@ -88,7 +101,7 @@ def run(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "o
         results[name] = found = _measure_subject(name, rounds, calls, runtime)
         export_title = f"{name}: module to file, in turn, each in a fresh process"
         print_table(EXPORT_COLUMNS, _make_export_rows(found), title=export_title)
-        latency_title = f"{name}: in {runtime}, one thread, one sample, in turn; times faster than {FLOAT}"
+        latency_title = f"{name}: in {runtime}, one sample, one thread, in turn; decisions: {found.decisions}"
         print_table(LATENCY_COLUMNS, _make_latency_rows(found), title=latency_title)
     _print_limits(results)
 
@@ -114,20 +127,24 @@ def _measure_subject(name: str, rounds: int, calls: int, runtime: str) -> Subjec
     return SubjectMeasurements(
         runtime,
         {method: [m["seconds"] for m in measured] for method, measured in exports.items()},
+        {method: [m["process"] for m in measured] for method, measured in exports.items()},
         {method: min(m["peak"] for m in measured) for method, measured in exports.items()},
         {method: exports[method][0]["bytes"] for method in files},
         evaluated["latency"],
+        evaluated["threaded latency"],
         evaluated["accuracy"],
         sensitivities,
         evaluated["precision"],
+        evaluated["decisions"],
     )
 
 
 def _measure_export(name: str, runtime: str, method: str, folder: str) -> list[Any]:
     """Return the measurement of one export. If a peer fails, print its error and return nothing."""
     try:
-        arguments = (runtime, method, folder)
-        return [run_in_fresh_process("benchmarks.ptq.export_measurement", *arguments, on_one_thread=False)]
+        arguments, start = (runtime, method, folder), time.perf_counter()
+        found = run_in_fresh_process("benchmarks.ptq.export_measurement", *arguments, on_one_thread=False)
+        return [{**found, "process": time.perf_counter() - start}]
     except RuntimeError as error:
         if method not in list_peers(runtime):
             raise
@@ -142,6 +159,7 @@ def _make_export_rows(found: SubjectMeasurements) -> list[tuple[Any, ...]]:
             method,
             f"{found.compute_median_seconds(method):.2f} s",
             f"{found.compute_median_seconds(method) / lower_bound:.2f}",
+            f"{statistics.median(found.process_seconds[method]):.2f} s",
             f"{found.peak[method] / 1e6:,.0f} MB",
             f"{found.bytes[method] / 1e6:.1f} MB" if method in found.bytes else "",
         )
@@ -154,11 +172,12 @@ def _make_latency_rows(found: SubjectMeasurements) -> list[tuple[Any, ...]]:
         (
             method,
             f"{statistics.median(found.latency[method]) * 1e3:.2f} ms",
-            f"{found.compute_speedup(method):.2f}",
+            f"{found.compute_latency_ratio(method, FLOAT):.2f}",
+            f"{statistics.median(found.threaded_latency[method]) * 1e3:.2f} ms",
+            f"{accuracy['median sqnr']:.1f} dB",
             f"{accuracy['sqnr']:.1f} dB",
-            f"{accuracy['agreement']:.1%}",
+            f"{accuracy['decisions']:.1%}",
             f"{accuracy['cosine']:.4f}, min {accuracy['min cosine']:.4f}",
-            f"{accuracy['neighbours']:.1%}",
             accuracy.get("errors", ""),
         )
         for method, accuracy in found.accuracy.items()
@@ -177,7 +196,7 @@ def _print_limits(results: Mapping[str, SubjectMeasurements]) -> None:
     if ENCODER in results:
         accuracy = results[ENCODER].accuracy[CLIKA_REF]
         _print_limit(f"{ENCODER}: mean cosine", accuracy["cosine"], 0.998)
-        _print_limit(f"{ENCODER}: share with the same nearest neighbour", accuracy["neighbours"], 0.95)
+        _print_limit(f"{ENCODER}: share with the same nearest neighbour", accuracy["decisions"], 0.95)
     for name, found in results.items():
         if found.sensitivities is not None:
             _print_sensitivity_limits(name, found.sensitivities)

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.ptq import openvino_methods, quantizers
 from benchmarks.ptq.quantizers import ExportMethod
 
-Run = Callable[[Mapping[str, Any]], Any]
-"""Takes arrays by the names of inputs; returns the first output."""
+Run = Callable[[Mapping[str, Any]], list[np.ndarray]]
+"""Takes arrays by the names of inputs; returns all outputs."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Runtime:
 
     methods: Mapping[str, ExportMethod]
     suffix: str
-    open: Callable[[Path], Run]
+    open: Callable[[Path, int | None], Run]
+    """Opens a file for some threads; None for the runtime's default."""
     max_peer_ratio: float
     """Limit of clika-ref's latency relative to the fastest peer."""
 
@@ -41,22 +42,28 @@ def list_peers(runtime: str) -> tuple[str, ...]:
     return tuple(name for name in RUNTIMES[runtime].methods if name not in others)
 
 
-def _open_in_onnxruntime(path: Path) -> Run:
+def _open_in_onnxruntime(path: Path, threads: int | None = 1) -> Run:
     import onnxruntime  # noqa: PLC0415 - listing the methods needs no runtime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    if threads:
+        options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda feed: session.run(None, feed)[0]
+    return lambda feed: session.run(None, feed)
 
 
-def _open_in_openvino(path: Path) -> Run:
+def _open_in_openvino(path: Path, threads: int | None = 1) -> Run:
     import openvino  # noqa: PLC0415 - as above
 
-    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    options = {"INFERENCE_PRECISION_HINT": "f32", **({"INFERENCE_NUM_THREADS": threads} if threads else {})}
     request = openvino.Core().compile_model(str(path), "CPU", options).create_infer_request()
-    return lambda feed: np.array(request.infer(feed)[0])
+
+    def run(feed: Mapping[str, Any]) -> list[np.ndarray]:
+        found = request.infer(feed)
+        return [np.array(found[i]) for i in range(len(found))]
+
+    return run
 
 
 RUNTIMES: dict[str, Runtime] = {

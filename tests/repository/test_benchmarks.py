@@ -6,7 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+from benchmarks.ptq import audio, detection
+from benchmarks.ptq.decisions import DECISIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +34,46 @@ def test_efficientnet_benchmark_prints_each_row():
         (*_, float_size, _, _), (_, _, sqnr, size, _, _) = rows[f"{runtime}, float"], rows[f"{runtime}, INT8"]
         assert float(size) <= 0.35 * float(float_size)  # INT8 weights take a quarter, plus scales and the graph
         assert float(sqnr) > 15  # 21 dB measured on 200 crops
+
+
+def test_decode_boxes_suppresses_overlaps_of_one_class():
+    """The best box of a class suppresses those that overlap it; other classes and positions keep theirs."""
+    cells = sum((64 // stride) ** 2 for stride in detection.STRIDES)
+    outputs = torch.zeros(1, 4 + detection.CLASSES, cells)
+    outputs[0, :4] = 1.0  # each box reaches one cell into each direction
+    outputs[0, 4 + 3, :2] = torch.tensor([0.9, 0.8])
+    outputs[0, 4 + 5, 2] = 0.7
+    (boxes,) = detection.decode_boxes(outputs, 64)
+    assert boxes[:3].tolist() == [[-4, -4, 12, 12, 3], [4, -4, 20, 12, 3], [12, -4, 28, 12, 5]]
+    outputs[0, :4, 1] = torch.tensor([2.0, 1, 0, 1])  # now it covers the first one
+    (boxes,) = detection.decode_boxes(outputs, 64)
+    assert boxes[:2, 4].tolist() == [3, 5]
+
+
+def test_count_matches_needs_class_and_overlap():
+    """A box matches one of its class with an overlap of at least one half."""
+    boxes = torch.tensor([[0.0, 0, 10, 10, 1], [20, 20, 30, 30, 2]])
+    moved = boxes + torch.tensor([3.0, 0, 3, 0, 0])
+    assert detection.count_matches(boxes, moved) == 2
+    assert detection.count_matches(boxes, boxes + torch.tensor([4.0, 0, 4, 0, 0])) == 0
+    assert detection.count_matches(boxes, boxes + torch.tensor([0.0, 0, 0, 0, 1])) == 0
+
+
+def test_decisions_share_of_equal_decisions():
+    """Each decision is compared for each sample, or for each frame of a sample."""
+    exact = np.eye(4, dtype=np.float32) + np.array([[0.0, 0.4, 0, 0]] * 4, np.float32)
+    actual = exact.copy()
+    actual[0] = exact[1]
+    assert DECISIONS["same top-1"]([actual], [exact]) == 0.75
+    assert DECISIONS["same top-1 of the last output"]([exact, actual], [actual, exact]) == 0.75
+    assert DECISIONS["same pitch"]([actual[None]], [exact[None]]) == 0.75
+    assert DECISIONS["same nearest neighbour"]([exact], [exact]) == 1
+
+
+def test_make_tones_pitch_is_in_its_range():
+    """Sounds have their pitch as the period, and the same seed gives the same sounds."""
+    sounds = audio.make_tones(4, 4096, 0)
+    assert torch.equal(sounds, audio.make_tones(4, 4096, 0))
+    assert not torch.equal(sounds, audio.make_tones(4, 4096, 1))
+    spectra = audio.make_spectra(sounds, 1024, 256)
+    assert (spectra.argmax(1) * audio.SAMPLE_RATE / 1024 < 3000).all()
