@@ -27,7 +27,7 @@ class ConvBlock(nn.Sequential):
         super().__init__(layer, nn.BatchNorm2d(out), nn.SiLU())
 
 
-class Bottleneck(nn.Module):
+class DetectorBottleneck(nn.Module):
     """Two convolutions with an optional residual connection."""
 
     def __init__(self, channels: int, *, is_residual: bool) -> None:
@@ -47,7 +47,7 @@ class C2f(nn.Module):
         super().__init__()
         half = out // 2
         self.enter = ConvBlock(channels, out)
-        self.blocks = nn.ModuleList(Bottleneck(half, is_residual=is_residual) for _ in range(count))
+        self.blocks = nn.ModuleList(DetectorBottleneck(half, is_residual=is_residual) for _ in range(count))
         self.join = ConvBlock((2 + count) * half, out)
 
     def forward(self, x: Tensor) -> Tensor:

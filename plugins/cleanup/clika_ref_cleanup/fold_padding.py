@@ -176,7 +176,8 @@ def _is_same_upper(begin: Any, end: Any, n: Any, kernel: int, stride: int, dilat
         return (begin, end) == _compute_same_ends(n, kernel, stride)
     size = sympy.Dummy("n", integer=True, nonnegative=True)
     constant, rest = n.as_coeff_Add()
-    ends = [sympy.sympify(e).xreplace({rest: size - constant}) for e in (begin, end)]
+    expressions = (e if isinstance(e, sympy.Basic) else sympy.Integer(e) for e in (begin, end))
+    ends = [e.xreplace({rest: size - constant}) for e in expressions]
     if any(e.free_symbols - {size} or any(abs(i) > MAX_INTEGER for i in e.atoms(sympy.Integer)) for e in ends):
         return False
     expected = (_compute_same_ends(k, kernel, stride) for k in range(CHECKED_SIZES))
