@@ -107,8 +107,9 @@ def clika_compile(
     Args:
         module_or_func: an ``nn.Module``, a bound method of one (``model.infer``), or a function.
         tracing_inputs: one element per call: a tensor, a tuple of positional arguments, a dict of keyword arguments (or
-            the one dict that ``forward`` takes), or a tuple that ends in a dict. Values do not matter, structure does.
-            A dim that differs between two elements is dynamic. By default the calibration inputs.
+            the one dict that ``forward`` takes), or a tuple that ends in a dict. NumPy arrays become tensors. Values do
+            not matter, structure does. A dim that differs between two elements is dynamic. By default the calibration
+            inputs.
         calibration_inputs: representative data, read once: a list, a generator, a DataLoader. Elements have the same
             form as in ``tracing_inputs``; if these are None, some calibration inputs are used for tracing. Given
             together with ``tracing_inputs`` but without ``quantization_settings``, they are kept for

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import TracedCallable
-from clika_ref.capture.inputs import ForwardFn, ModelCall, check_iterable, make_call
+from clika_ref.capture.inputs import ForwardFn, ModelCall, check_iterable, is_array, make_call
 from clika_ref.core.errors import ModelError
 
 ARGUMENT_NAME = "calibration_inputs"
@@ -139,7 +139,8 @@ def select_distinct_shapes(elements: Sequence[Any]) -> list[int]:
 
 
 def _describe(leaf: Any) -> tuple[Any, ...]:
-    return (leaf.dtype, *leaf.shape) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
+    has_dims = isinstance(leaf, torch.Tensor) or is_array(leaf)
+    return (leaf.dtype, *leaf.shape) if has_dims else (type(leaf), repr(leaf))
 
 
 def _find_differences(first: Sequence[tuple[Any, ...]], other: Sequence[tuple[Any, ...]]) -> set[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -116,7 +117,7 @@ def make_call(
     if transform is not None:
         with _add_error_context("data_transform_fn", number):
             element = transform(element)
-    packed = pack_arguments(callee.parameters, element)
+    packed = pack_arguments(callee.parameters, convert_arrays(element, number))
     device = next((t.device for t in [*callee.module.parameters(), *callee.module.buffers()]), None)
     if device is not None:
         packed = ModelCall(clika_move_to_device(packed.args, device), clika_move_to_device(packed.kwargs, device))
@@ -127,6 +128,34 @@ def make_call(
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, "an input")
     return packed
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a value is a NumPy array."""
+    numpy = sys.modules.get("numpy")  # torch works without NumPy
+    return numpy is not None and isinstance(leaf, numpy.ndarray)
+
+
+def convert_arrays(element: Any, number: int) -> Any:
+    """Return an element with tensors in place of NumPy arrays. They share memory, unless an array is read-only.
+
+    Raises:
+        ModelError: an array has no numbers.
+    """
+
+    def convert(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        try:
+            return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())
+        except TypeError as error:
+            raise ModelError(
+                f"element {number} of the inputs has a NumPy array of dtype {leaf.dtype}, which no tensor can hold. "
+                "Convert it to numbers, for example with data_transform_fn."
+            ) from error
+
+    has_arrays = any(map(is_array, pytree.tree_leaves(element)))
+    return pytree.tree_map(convert, element) if has_arrays else element
 
 
 def pack_arguments(parameters: inspect.Signature, element: Any) -> ModelCall:

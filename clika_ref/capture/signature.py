@@ -210,7 +210,10 @@ def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[s
         bound = parameters.bind(*args, **kwargs)
     except TypeError as error:
         shown = [type(a).__name__ for a in args] + [f"{k}: {type(v).__name__}" for k, v in kwargs.items()]
-        raise ModelError(f"inputs ({', '.join(shown)}) do not match forward{parameters}: {error}") from error
+        msg = f"inputs ({', '.join(shown)}) do not match forward{parameters}: {error}"
+        if len(args) > 1 and len(parameters.parameters) == 1 and all(isinstance(a, torch.Tensor) for a in args):
+            msg += ". If a batch is (inputs, labels), pass data_transform_fn=lambda batch: batch[0]"
+        raise ModelError(msg) from error
     given: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if parameters.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:

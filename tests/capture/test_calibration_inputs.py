@@ -1,11 +1,14 @@
 """Calibration inputs of any form are read once, and those that differ in a dim are traced with."""
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from clika_ref import ModelError
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError, QuantizationSettings, clika_compile
 from clika_ref.capture.calibration_inputs import STREAM_EXAMPLE_COUNT, CalibrationInputs, select_distinct_shapes
 from clika_ref.capture.callables import make_callable
+from clika_ref.capture.inputs import convert_arrays
 
 CALLEE = make_callable(torch.nn.Linear(3, 2))
 
@@ -110,3 +113,50 @@ def test_calibration_inputs_error_names_element():
     with pytest.raises(ValueError, match="no such file") as caught:
         CalibrationInputs([make_batch(4, 3)], fail).examples(CALLEE)
     assert caught.value.__notes__ == ["in data_transform_fn, called for element 1 of the inputs"]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"input": x}], ids=["array", "tuple", "dict"])
+@pytest.mark.parametrize("has_tracing_inputs", [False, True])
+def test_clika_compile_numpy_arrays_accepted(wrap, has_tracing_inputs):
+    """NumPy arrays are accepted as elements and in tuples and dicts, with the same result as tensors."""
+    rng = np.random.default_rng(0)
+    data = [rng.standard_normal((4, 8), np.float32) for _ in range(4)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+
+    def quantize(elements):
+        tracing = [elements[0], wrap(np.zeros((2, 8), np.float32))] if has_tracing_inputs else None
+        return clika_compile(
+            model,
+            tracing_inputs=tracing,
+            calibration_inputs=elements,
+            quantization_settings=QuantizationSettings(),
+            deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+            discard_input_model=False,
+        )
+
+    arrays, tensors = quantize([wrap(x) for x in data]), quantize([wrap(torch.from_numpy(x)) for x in data])
+    x = torch.from_numpy(data[0])
+    assert torch.equal(arrays(x), tensors(x))
+
+
+def test_convert_arrays_shares_memory_or_copies_read_only():
+    """Tensors share the memory of writable arrays; read-only ones are copied."""
+    array = np.zeros(3, np.float32)
+    shared, copied = convert_arrays([array, np.broadcast_to(array, (2, 3))], 1)
+    array[0] = 1
+    assert shared[0] == 1
+    assert copied.sum() == 0
+
+
+def test_convert_arrays_without_numbers_rejected():
+    """An array without numbers raises an error with the element and the remedy."""
+    with pytest.raises(ModelError, match=r"element 3 of the inputs has a NumPy array of dtype <U1.*data_transform_fn"):
+        convert_arrays({"input": np.array(["a"])}, 3)
+
+
+def test_clika_compile_labels_in_tuples_error_names_conversion():
+    """Batches of inputs and labels raise an error with the function that selects the inputs."""
+    data = [(torch.zeros(4, 8), torch.zeros(4))] * 2
+    with pytest.raises(ModelError, match=r"\(inputs, labels\), pass data_transform_fn=lambda batch: batch\[0\]"):
+        clika_compile(nn.Linear(8, 4), tracing_inputs=data)

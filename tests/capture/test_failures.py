@@ -384,7 +384,7 @@ def test_clika_compile_unknown_keys_named(element, message):
 
 def test_clika_compile_error_without_stray_keyword_unchanged():
     """Without unknown keywords, the error reports the failed call only."""
-    with pytest.raises(ModelError, match=r"too many positional arguments$"):
+    with pytest.raises(ModelError, match=r"too many positional arguments. If a batch is"):
         clika_compile(nn.Linear(2, 2), tracing_inputs=[(torch.ones(2, 2), torch.ones(2))])
     with pytest.raises(ModelError, match=r"KeyError: 'other'$"):
         clika_compile(lambda x, batch: x + batch["other"], tracing_inputs=[(torch.ones(2), {"x": torch.ones(2)})])
