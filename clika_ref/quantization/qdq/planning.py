@@ -60,5 +60,6 @@ class Planner:
         bias = bias_of(node)
         if node.op_type in self.scheme.int32_bias and isinstance(bias, Value) and bias.data is not None:
             read = plan.activations[node.inputs[0].name].scale
-            return raise_scales_for_bias(self._weights[node], bias.data, read)
+            row_length = weight_of(node).type.element_count // max(bias.data.numel(), 1)
+            return raise_scales_for_bias(self._weights[node], bias.data, read, row_length)
         return self._weights[node]

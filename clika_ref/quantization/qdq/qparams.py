@@ -16,6 +16,12 @@ MIN_SCALE = float(torch.finfo(torch.float32).tiny)
 INT32_BIAS_LIMIT = 2**31 - 128
 """The largest float32 below the maximum of INT32: no bias may need more steps."""
 
+MAX_INT8_PRODUCT = 255 * 128
+"""The largest product of a UINT8 activation, after its zero point, and an INT8 weight."""
+
+MIN_BIAS_STEPS = 2**24
+"""Number of steps that a bias may always need: float32 holds them exactly."""
+
 
 @dataclass(frozen=True, slots=True)
 class QParams:
@@ -52,13 +58,14 @@ def compute_weight_scales(weight: Tensor, axis: int | None, quantized_type: Quan
     return torch.where(reach == 0, torch.ones_like(scales), scales)
 
 
-def raise_scales_for_bias(scales: Tensor, bias: Tensor, input_scale: float) -> Tensor:
-    """Raise weight scales that are so small that a bias would overflow; returns the same shape.
+def raise_scales_for_bias(scales: Tensor, bias: Tensor, input_scale: float, row_length: int = 0) -> Tensor:
+    """Raise weight scales that are so small that a sum with the bias would overflow; returns the same shape.
 
     An INT32 bias has the input scale times the weight scale: a runtime that adds it to the accumulator rescales
-    neither.
+    neither. Of the range of INT32, the bias takes what ``row_length`` products of 8 bits leave.
     """
-    needed = bias.detach().abs().double() / (float(input_scale) * INT32_BIAS_LIMIT)
+    limit = max(INT32_BIAS_LIMIT - MAX_INT8_PRODUCT * row_length, MIN_BIAS_STEPS)
+    needed = bias.detach().abs().double() / (float(input_scale) * limit)
     return torch.maximum(scales, _round_up(needed if scales.ndim else needed.amax()))
 
 

@@ -98,6 +98,15 @@ def test_raise_scales_for_bias_prevents_overflow(bias, input_scale, weight_scale
     assert ((raised == scales) | (integers.abs() > 2**31 - 1024)).all()
 
 
+@pytest.mark.parametrize("row_length", [1, 27, 4608, 60_000, 100_000])
+def test_raise_scales_for_bias_leaves_room_for_products(row_length):
+    """The bias and all products of a row fit into INT32 together; very long rows leave a bias of 2**24 steps."""
+    raised = raise_scales_for_bias(torch.tensor([1e-12]), torch.tensor([2.0]), 0.01, row_length)
+    steps, _ = quantize_bias(torch.tensor([2.0]), 0.01, raised)
+    limit = max(2**31 - 255 * 128 * row_length, 2**24)
+    assert 0.999 * limit < int(steps) <= limit
+
+
 def test_raise_scales_for_bias_single_scale_fits_largest():
     """A single scale is raised for the largest bias."""
     raised = raise_scales_for_bias(torch.tensor(2.0**-20), torch.tensor([1.0, -4e6, 0.0]), 2.0**-20)
