@@ -54,7 +54,7 @@ class QuantizationPipeline:
     is one.
 
     Raises:
-        ModelError: a width or block size is requested that the target does not support.
+        ModelError: a width or block size is requested that the target does not support; or all calibration data is 0.
     """
 
     calibration: Calibration
@@ -79,6 +79,18 @@ class QuantizationPipeline:
             list_layer_options(self._graph, weight_only, self.chosen, self.settings, self._user_skips)
         else:
             _reject_widths(self.chosen, self.scheme)
+            self._reject_zero_data()
+
+    def _reject_zero_data(self) -> None:
+        """Reject calibration data of zeros: each range would be that of biases alone."""
+        table = self.calibration.table
+        measured = [v for v in self._graph.inputs if table.has_range(v)]
+        if measured and all(table.find_constant(v) == 0 for v in measured):
+            names = ", ".join(repr(v.name) for v in measured)
+            raise ModelError(
+                f"cannot quantize {self._graph.name}: {names} {'was' if len(measured) == 1 else 'were'} 0 in all "
+                "calibration data. Give inputs as in use as calibration_inputs."
+            )
 
     def decide(self, threshold: float | None = None) -> Quantization:
         """Return the quantization at a threshold.
@@ -233,7 +245,14 @@ class QuantizationPipeline:
 
     def _place(self, skipped: Mapping[Node, str]) -> Placement:
         table = self.calibration.table
-        return choose_placement(self._graph, self.scheme, table.has_range, skipped, is_negative=table.is_negative)
+        return choose_placement(
+            self._graph,
+            self.scheme,
+            table.has_range,
+            skipped,
+            is_negative=table.is_negative,
+            find_constant=table.find_constant,
+        )
 
     @cached_property
     def placement(self) -> Placement:

@@ -68,6 +68,11 @@ class RangeTable:
         statistics = self.values.get(value.name)
         return statistics is not None and not statistics.is_empty and not statistics.is_unbounded
 
+    def find_constant(self, value: Value) -> float | None:
+        """Return the one number that all elements of a value were, in all batches; None if they differed."""
+        found = self.values.get(value.name)
+        return found.low if found is not None and found.low == found.high else None
+
     def is_negative(self, value: Value) -> bool:
         """Return whether a value had, or may have, a negative element."""
         return value.name not in self.values or self.values[value.name].low < 0

@@ -49,6 +49,7 @@ def choose_placement(
     skipped: Mapping[Node, str],
     *,
     is_negative: Callable[[Value], bool] = lambda _: True,
+    find_constant: Callable[[Value], float | None] = lambda _: None,
 ) -> Placement:
     """Choose the nodes and values to quantize.
 
@@ -58,9 +59,10 @@ def choose_placement(
         has_range: whether calibration found bounded elements of a value; masks have none.
         skipped: nodes that stay in float, with the reason.
         is_negative: whether a value had, or may have, a negative element.
+        find_constant: the one number that all elements of a value were in calibration, None if they differed.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
-    return _PlacementFinder(graph, scheme, has_range, skipped, is_negative, order).run()
+    return _PlacementFinder(graph, scheme, has_range, skipped, is_negative, find_constant, order).run()
 
 
 @dataclass
@@ -70,6 +72,7 @@ class _PlacementFinder:
     has_range: Callable[[Value], bool]
     skipped: Mapping[Node, str]
     is_negative: Callable[[Value], bool]
+    find_constant: Callable[[Value], float | None]
     order: Mapping[Any, int]
     """Position of each node in the graph."""
     found: Placement = field(default_factory=Placement)
@@ -111,6 +114,9 @@ class _PlacementFinder:
             return f"its weight is {weight.type.dtype}, and only float32 is quantized: compile model.float()"
         if not self.has_range(source_of_moves(node.first_tensor)):
             return "its input has no range: it is a mask, or was empty in calibration"
+        constant = self.find_constant(source_of_moves(node.first_tensor))
+        if constant is not None:
+            return f"its input was {constant:g} in all calibration data: its range is unknown"
         if node.op_type in self.scheme.needs_quantized_output and not self.has_range(
             source_of_moves(self._find_fused_output(node))
         ):

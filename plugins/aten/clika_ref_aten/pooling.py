@@ -143,11 +143,11 @@ def _max_pool_lowering(dims, outputs):
 
 
 def _draw_explicit_padding(draw, s, kernel, attrs):
-    """Draw attributes with explicit padding, each smaller than the kernel, as ONNX requires."""
-    if draw(s.booleans()):
+    """Draw attributes with explicit padding. Each window keeps two elements along each dim of a kernel above 1."""
+    if 2 not in kernel and draw(s.booleans()):
         one = {"dilation": (1,)} if "dilation" in attrs else {}
         return {"padding": SAME_UPPER, "ceil_mode": False, "stride": draw(s.choice((), (1,))), **one}
-    pads = tuple(draw(s.choice(k // 2, k - 1, 0)) for k in (*kernel, *kernel))
+    pads = tuple(draw(s.choice((k - 1) // 2, 0)) for k in (*kernel, *kernel))
     return {"padding": pads, "ceil_mode": False}
 
 
