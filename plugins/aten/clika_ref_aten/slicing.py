@@ -68,13 +68,20 @@ def _(x, dim, start, length):
     return slice_.call(x, dim=dim, start=start, end=start + length)
 
 
+def _overwrite(part: Tensor, src: Tensor) -> None:
+    """Write to a part of a tensor; like torch, without broadcasting."""
+    if part.shape != src.shape:
+        raise ValueError(f"cannot write the shape {list(src.shape)} to a slice of the shape {list(part.shape)}")
+    part.copy_(src)
+
+
 @operator(aten.slice_scatter.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def slice_scatter(
     x: Tensor, src: Tensor, *, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
     """``x`` with its slice ``[start:end:step]`` along ``dim`` replaced by ``src``."""
     written = x.clone()  # torch.slice_scatter has no gradient for complex numbers
-    aten.slice.Tensor(written, dim, start, end, step).copy_(src)
+    _overwrite(aten.slice.Tensor(written, dim, start, end, step), src)
     return written
 
 
@@ -156,7 +163,7 @@ def _(build, base, new, **attrs):
 def select_scatter(x: Tensor, src: Tensor, *, dim: int, index: int) -> Tensor:
     """``x`` with the elements at one index of ``dim`` replaced by ``src``."""
     written = x.clone()  # torch.select_scatter has no gradient for complex numbers
-    written.select(dim, index).copy_(src)
+    _overwrite(written.select(dim, index), src)
     return written
 
 
