@@ -62,6 +62,8 @@ class WeightOnlyScheme:
     """Whether the target rounds the input of such a layer to 8 bits at run time, with a scale per block of a row."""
     block_size: int = 32
     """Size of these blocks if a scale of the weight covers a whole row."""
+    needs_whole_bytes: bool = False
+    """Whether the elements of each stored row must fill whole bytes: 4-bit rows then have an even length."""
     is_default: bool = False
     """Whether models are quantized like this for the target by default."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clika_ref.core.ir import Graph, Node, Value
@@ -39,11 +39,18 @@ class LayerReport:
     """Bytes of its weight before quantization."""
     bytes_quantized: int
     """Bytes of its weight in quantized form."""
+    note: str = ""
+    """Reason for a larger width than requested."""
 
     @property
     def bits(self) -> tuple[int, int]:
         """Bits of its weight and its input, as decided."""
         return (FLOAT32_BITS, FLOAT32_BITS) if self.reason else self.widths
+
+    @property
+    def decision(self) -> str:
+        """The decision with its reason, as the table shows it."""
+        return f"float: {self.reason}" if self.reason else ": ".join(filter(None, ("quantized", self.note)))
 
     @property
     def bytes_after(self) -> int:
@@ -83,7 +90,7 @@ LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
     "QS": lambda layer: layer.sensitivity,
     "bytes": lambda layer: layer.bytes_before,
     "bytes after": lambda layer: layer.bytes_after,
-    "decision": lambda layer: f"float: {layer.reason}" if layer.reason else "quantized",
+    "decision": lambda layer: layer.decision,
 }
 """Columns of the table of layers: widths in bits, QS for quantization sensitivity."""
 
@@ -177,7 +184,8 @@ def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: Weigh
         if node in found.evaluated:
             form = found.evaluated[node]
             widths, after = (form.bits, FLOAT32_BITS), form.bytes_of(_weight_elements(node))
-            reports.append(_report_layer(node, found.sensitivities, found.floats, widths, after))
+            row = _report_layer(node, found.sensitivities, found.floats, widths, after)
+            reports.append(replace(row, note=found.notes.get(node, "")))
         elif node in found.floats:
             widths = FLOAT32_BITS, FLOAT32_BITS
             reports.append(_report_layer(node, found.sensitivities, found.floats, widths, _weight_bytes(node)))

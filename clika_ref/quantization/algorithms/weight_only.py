@@ -44,6 +44,8 @@ class WeightOnlyResult:
     """Sensitivity of each layer in its chosen form, or in its best one if it keeps its weight."""
     evaluated: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
     """The form that has this sensitivity."""
+    notes: dict[Node, str] = field(default_factory=dict[Node, str])
+    """Layers that cannot take the smallest requested width, with the reason."""
     variance_share: float = 0.0
     """See `variance_share`."""
 
@@ -81,6 +83,8 @@ def quantize_weights_only(
             search.found.floats[node] = options
         else:
             search.waiting[node] = iter(options)
+            if reason := _find_row_reason(node, min(chosen[node].weights_num_bits), kind):
+                search.found.notes[node] = reason
     if search.waiting:
         search.run()
     return search.found
@@ -115,12 +119,23 @@ def _list_options(
 ) -> str | list[tuple[int, int]]:
     taken = _select_supported_options(node, widths, blocks, kind)
     inputs = int(weight_of(node).type.shape[1 if has_output_rows(node) else 0])
+    whole = [(bits, block) for bits, block in taken if not _find_row_reason(node, bits, kind)]
+    if not whole:
+        return _find_row_reason(node, taken[0][0], kind)
     options = sorted(
-        ((bits, block) for bits, block in taken if not block or inputs % block == 0), key=_bits_per_element
+        ((bits, block) for bits, block in whole if not block or inputs % block == 0), key=_bits_per_element
     )
     return options or (
         f"its {inputs} inputs are not a multiple of a block size in {sorted({block for _, block in taken})}"
     )
+
+
+def _find_row_reason(node: Node, bits: int, kind: WeightOnlyScheme) -> str:
+    """Return the reason why rows of a weight cannot have a width, empty if there is none."""
+    length = int(weight_of(node).type.shape[-1])
+    if not kind.needs_whole_bytes or length * bits % 8 == 0:
+        return ""
+    return f"its rows of {length} elements do not fill whole bytes with {bits} bits"
 
 
 def as_list(given: int | list[int]) -> list[int]:

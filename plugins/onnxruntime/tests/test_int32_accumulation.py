@@ -1,4 +1,4 @@
-"""INT8 layers whose products and bias are far apart: their sum stays within INT32 in the runtime."""
+"""INT8 layers with tiny weights and a large bias: the accumulator stays within INT32 in the runtime."""
 
 import pytest
 import torch
