@@ -15,7 +15,7 @@ def quantize(bits, inputs=33):
         tracing_inputs=[data[0][:1], data[0][:2]],
         calibration_inputs=data,
         quantization_settings=QuantizationSettings(
-            prefer_weights_only_quantization=True, weights_num_bits=bits, automatic_skip_quantization=False
+            prefer_weights_only_quantization=True, weights_num_bits=bits, quantization_sensitivity_threshold=1e9
         ),
         deployment_settings=DeploymentSettings_OpenVINO_ONNX(),
     )

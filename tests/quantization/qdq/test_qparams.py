@@ -99,7 +99,7 @@ def test_raise_scales_for_bias_prevents_overflow(bias, input_scale, weight_scale
 
 
 @pytest.mark.parametrize("row_length", [1, 27, 4608, 60_000, 100_000])
-def test_raise_scales_for_bias_leaves_room_for_products(row_length):
+def test_raise_scales_for_bias_leaves_room_for_row(row_length):
     """The bias and all products of a row fit into INT32 together; very long rows leave a bias of 2**24 steps."""
     raised = raise_scales_for_bias(torch.tensor([1e-12]), torch.tensor([2.0]), 0.01, row_length)
     steps, _ = quantize_bias(torch.tensor([2.0]), 0.01, raised)
