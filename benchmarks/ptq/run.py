@@ -96,14 +96,19 @@ def run(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "o
 
     Files run in onnxruntime, or with --runtime openvino in OpenVINO.
     """
+    _print_limits(compare_methods(list(names or NAMES[runtime]), rounds, calls, runtime))
+
+
+def compare_methods(names: Sequence[str], rounds: int, calls: int, runtime: str) -> dict[str, SubjectMeasurements]:
+    """Measure all methods for each subject, and print two tables for each."""
     results: dict[str, SubjectMeasurements] = {}
-    for name in names or NAMES[runtime]:
+    for name in names:
         results[name] = found = _measure_subject(name, rounds, calls, runtime)
         export_title = f"{name}: module to file, in turn, each in a fresh process"
         print_table(EXPORT_COLUMNS, _make_export_rows(found), title=export_title)
         latency_title = f"{name}: in {runtime}, one sample, one thread, in turn; decisions: {found.decisions}"
         print_table(LATENCY_COLUMNS, _make_latency_rows(found), title=latency_title)
-    _print_limits(results)
+    return results
 
 
 def _measure_subject(name: str, rounds: int, calls: int, runtime: str) -> SubjectMeasurements:
@@ -192,17 +197,17 @@ def _print_limits(results: Mapping[str, SubjectMeasurements]) -> None:
         _print_latency_limits(name, found)
     for name in ("resnet18", ENCODER):
         if name in results and results[name].runtime == "onnxruntime":
-            _print_limit(f"{name}: speedup", results[name].compute_speedup(CLIKA_REF), 3)
+            print_limit(f"{name}: speedup", results[name].compute_speedup(CLIKA_REF), 3)
     if ENCODER in results:
         accuracy = results[ENCODER].accuracy[CLIKA_REF]
-        _print_limit(f"{ENCODER}: mean cosine", accuracy["cosine"], 0.998)
-        _print_limit(f"{ENCODER}: share with the same nearest neighbour", accuracy["decisions"], 0.95)
+        print_limit(f"{ENCODER}: mean cosine", accuracy["cosine"], 0.998)
+        print_limit(f"{ENCODER}: share with the same nearest neighbour", accuracy["decisions"], 0.95)
     for name, found in results.items():
         if found.sensitivities is not None:
             _print_sensitivity_limits(name, found.sensitivities)
         if name not in DIGITS:
-            _print_limit(f"{name}: share of MACs planned in INT8", found.precision["planned"], 0.95)
-            _print_limit(f"{name}: share of planned layers that run in INT8", found.precision["in INT8"], 1)
+            print_limit(f"{name}: share of MACs planned in INT8", found.precision["planned"], 0.95)
+            print_limit(f"{name}: share of planned layers that run in INT8", found.precision["in INT8"], 1)
     _print_digits_limits(results)
 
 
@@ -210,34 +215,34 @@ def _print_latency_limits(name: str, found: SubjectMeasurements) -> None:
     for method in (CLIKA_REF, CLIKA_REF_FOR_LATENCY):
         if method in found.latency:
             label = f"{name}: latency of {method} to {FLOAT}, upper 95 % bound"
-            _print_limit(label, found.compute_latency_bound(FLOAT, method), 1.05, is_upper_limit=True)
+            print_limit(label, found.compute_latency_bound(FLOAT, method), 1.05, is_upper_limit=True)
     if not found.peers:  # none is installed; `_measure_export` printed the errors
         return
     fastest = max(found.peers, key=found.compute_speedup)
     label = f"{name}: latency to the fastest peer, {fastest}, upper 95 % bound"
     limit = RUNTIMES[found.runtime].max_peer_ratio
-    _print_limit(label, found.compute_latency_bound(fastest), limit, is_upper_limit=True)
+    print_limit(label, found.compute_latency_bound(fastest), limit, is_upper_limit=True)
 
 
 def _print_export_limits(name: str, found: SubjectMeasurements) -> None:
     seconds = found.compute_median_seconds(CLIKA_REF)
     peer_ratio = seconds / min(map(found.compute_median_seconds, found.peers))
     trace_ratio = seconds / found.compute_median_seconds(TRACE_AND_FORWARD)
-    _print_limit(f"{name}: seconds to the fastest peer", peer_ratio, 0.7, is_upper_limit=True)
-    _print_limit(f"{name}: seconds to {TRACE_AND_FORWARD}", trace_ratio, 2.3, is_upper_limit=True)
+    print_limit(f"{name}: seconds to the fastest peer", peer_ratio, 0.7, is_upper_limit=True)
+    print_limit(f"{name}: seconds to {TRACE_AND_FORWARD}", trace_ratio, 2.3, is_upper_limit=True)
     if name == "vit_b_16":
         memory_ratio = found.peak[CLIKA_REF] / min(found.peak[peer] for peer in found.peers)
-        _print_limit(f"{name}: peak memory to the lowest of a peer", memory_ratio, 0.6, is_upper_limit=True)
+        print_limit(f"{name}: peak memory to the lowest of a peer", memory_ratio, 0.6, is_upper_limit=True)
     best = max(found.accuracy[peer]["sqnr"] for peer in found.peers)
-    _print_limit(f"{name}: dB above the best peer", found.accuracy[CLIKA_REF]["sqnr"] - best, 3)
+    print_limit(f"{name}: dB above the best peer", found.accuracy[CLIKA_REF]["sqnr"] - best, 3)
 
 
 def _print_sensitivity_limits(name: str, sensitivities: Mapping[str, Any]) -> None:
-    _print_limit(f"{name}: rank correlation of estimated and measured sensitivities", sensitivities["spearman"], 0.9)
+    print_limit(f"{name}: rank correlation of estimated and measured sensitivities", sensitivities["spearman"], 0.9)
     for layers, predicted, measured in sensitivities["predictions"]:
         print(f"{name}: SQNR with {layers} quantized layers: {predicted:.1f} dB predicted, {measured:.1f} dB measured")
     largest = max(abs(predicted - measured) for _, predicted, measured in sensitivities["predictions"])
-    _print_limit(f"{name}: dB between predicted and measured SQNR", largest, 1, is_upper_limit=True)
+    print_limit(f"{name}: dB between predicted and measured SQNR", largest, 1, is_upper_limit=True)
 
 
 def _print_digits_limits(results: Mapping[str, SubjectMeasurements]) -> None:
@@ -246,10 +251,11 @@ def _print_digits_limits(results: Mapping[str, SubjectMeasurements]) -> None:
         if seeds:
             more_errors = statistics.mean(by[CLIKA_REF]["errors"] - by[FLOAT]["errors"] for by in seeds)
             label = f"digits-{network}: additional errors to {FLOAT}, mean of {len(seeds)} seeds"
-            _print_limit(label, more_errors, 1, is_upper_limit=True)
+            print_limit(label, more_errors, 1, is_upper_limit=True)
 
 
-def _print_limit(label: str, value: float, limit: float, *, is_upper_limit: bool = False) -> None:
+def print_limit(label: str, value: float, limit: float, *, is_upper_limit: bool = False) -> None:
+    """Print a figure with its limit, and whether it is met."""
     is_met = value <= limit if is_upper_limit else value >= limit
     print(
         f"{label}: {value:.3f}, at {'most' if is_upper_limit else 'least'} {limit:g}: {'met' if is_met else 'NOT MET'}"
