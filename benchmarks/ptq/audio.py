@@ -35,6 +35,13 @@ class _EmptyModule(types.ModuleType):
         return object
 
 
+NOT_NEEDED = (
+    *("hyper_connections", "librosa", "resampy", "soundfile", "torchaudio", "torchaudio.transforms"),
+    "webrtcvad",
+)
+"""Packages that the modules of these networks import, and that running a network does not need."""
+
+
 @contextlib.contextmanager
 def import_without(*packages: str) -> Iterator[None]:
     """Import empty modules in place of packages that the networks import and do not use here, such as file readers."""
@@ -60,7 +67,11 @@ def make_crepe(capacity: str = "full") -> nn.Module:
 
 def make_conformer() -> nn.Module:
     """Return FCPE's conformer: ``float32[n, frames, 128]`` log mel spectra to ``float32[n, frames, 360]``."""
-    return _load_fcpe().model.eval()
+    model = _load_fcpe().model.eval()
+    normed = model.output_proj  # a layer with weight norm cannot be pickled
+    model.output_proj = nn.Linear(normed.in_features, normed.out_features)
+    model.output_proj.load_state_dict({"weight": normed.weight.detach(), "bias": normed.bias.detach()})
+    return model
 
 
 @functools.cache

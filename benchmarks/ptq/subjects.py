@@ -217,4 +217,5 @@ def main(name: str, folder: str) -> None:
 
 def load_subject(folder: Path) -> PreparedSubject:
     """Load the subject that `main` saved in a folder."""
-    return torch.load(folder / "subject.pt", weights_only=False)
+    with audio.import_without(*audio.NOT_NEEDED):
+        return torch.load(folder / "subject.pt", weights_only=False)
