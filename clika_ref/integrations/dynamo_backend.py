@@ -27,7 +27,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.settings import Settings
-from clika_ref.settings.validation import find_similar_names
+from clika_ref.settings.validation import format_hint
 
 CLIKA_ACE_OPTIONS = ("settings", "example_inputs", "train_dataloader", "apply_on_data_fn")
 """Options of clika-ace releases of 2024, which have newer names in `clika_compile`."""
@@ -90,9 +90,9 @@ def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in DECIDED_BY_DYNAMO:
             raise ModelError(f"the backend 'clika' does not take the option {name!r}: {DECIDED_BY_DYNAMO[name]}")
         if name not in known:
-            near = find_similar_names(name, known)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ModelError(f"the backend 'clika' has no option {name!r}.{hint} Choose from {', '.join(known)}.")
+            raise ModelError(
+                f"the backend 'clika' has no option {name!r}.{format_hint(name, known)} Choose from {', '.join(known)}."
+            )
     result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
     result = {**_translate_settings(options), **result}
     _reject_adapters(result)

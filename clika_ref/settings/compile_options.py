@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from clika_ref.core.errors import ModelError, TargetError, format_install_command
 from clika_ref.settings.lora import LoraSettings
-from clika_ref.settings.validation import find_similar_names
+from clika_ref.settings.validation import format_hint
 
 Preset = Literal["mixed", "performance"]
 """OpenVINO's quantization presets, which choose symmetric or asymmetric activation ranges."""
@@ -375,7 +375,6 @@ class ClikaCompileOptions:
         known = [f.name for f in dataclasses.fields(self)]
         for name, value in extra.items():
             if name not in known:
-                near = find_similar_names(name, known)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = format_hint(name, known)
                 raise ModelError(f"unknown option {name!r} = {value!r}.{hint} The options are {', '.join(known)}.")
         return dataclasses.replace(self, **extra)

@@ -35,6 +35,12 @@ def find_similar_names(name: str, known: Iterable[str], limit: int = 1) -> list[
     return [renamed] if renamed in known else difflib.get_close_matches(name, known, limit, MIN_SIMILARITY)
 
 
+def format_hint(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that suggests a known name for an unknown one, after a space; empty if none is similar."""
+    near = find_similar_names(name, known)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 @dataclass
 class CheckedSettings:
     """Base of settings classes that validate their fields: on construction and on every later assignment."""
@@ -45,9 +51,9 @@ class CheckedSettings:
     def __setattr__(self, name: str, value: Any) -> None:
         known = [f.name for f in dataclasses.fields(self)]
         if name not in known:
-            near = find_similar_names(name, known)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ModelError(f"{type(self).__name__} has no {name!r}.{hint} Its fields are {', '.join(known)}.")
+            raise ModelError(
+                f"{type(self).__name__} has no {name!r}.{format_hint(name, known)} Its fields are {', '.join(known)}."
+            )
         accepted = describe_valid_values(type(self), name, value)
         if accepted:
             raise ModelError(f"{type(self).__name__}.{name} is {value!r}. Give {accepted}.")

@@ -61,18 +61,13 @@ def is_explicit(padding: Any, dims: int) -> bool:
     return padding == SAME_UPPER or (not isinstance(padding, str) and len(padding) == 2 * dims)
 
 
-def has_same_upper(kernel: Sequence[Any], stride: Sequence[Any], dilation: Sequence[Any]) -> bool:
-    """Whether `SAME_UPPER` is supported: ONNX Runtime 1.31 pads wrongly with dilation, and with skipped elements."""
-    return all(d == 1 and s <= k for k, s, d in zip(kernel, stride, dilation, strict=True))
-
-
 def require_same_upper(kernel: Sequence[Any], stride: Sequence[Any], dilation: Sequence[Any]) -> None:
-    """Reject windows for which `SAME_UPPER` is not supported.
+    """Reject windows that ONNX Runtime 1.31 pads wrongly with `SAME_UPPER`.
 
     Raises:
         ValueError: a window is dilated, or a stride is larger than the kernel.
     """
-    if not has_same_upper(kernel, stride, dilation):
+    if any(d != 1 or s > k for k, s, d in zip(kernel, stride, dilation, strict=True)):
         raise ValueError(
             f"padding={SAME_UPPER!r} with the kernel size {list(kernel)}, the stride {list(stride)} and the dilation "
             f"{list(dilation)}: it needs a dilation of 1, and strides up to the kernel size"
@@ -90,8 +85,7 @@ def explicit_ends(
     if padding != SAME_UPPER:
         return list(padding[: len(kernel)]), list(padding[len(kernel) :])
     require_same_upper(kernel, stride, dilation)
-    spatial = zip(lengths, kernel, stride, dilation, strict=True)
-    totals = [max((ceil_divide(n, s) - 1) * s + d * (k - 1) + 1 - n, 0) for n, k, s, d in spatial]
+    totals = [max((ceil_divide(n, s) - 1) * s + k - n, 0) for n, k, s in zip(lengths, kernel, stride, strict=True)]
     return [total // 2 for total in totals], [total - total // 2 for total in totals]
 
 

@@ -57,12 +57,12 @@ def fold_padding_into_convolution(node: Node, build: Builder):
         case padding:
             pass
     kernel = weight.type.shape[2:]
-    own = _own_ends(node.attrs["padding"], kernel, _expand(node.attrs["dilation"], dims))
-    windows = (kernel, _expand(node.attrs["stride"], dims), _expand(node.attrs["dilation"], dims))
-    total = _add(padding, own, windows, dims)
+    stride, dilation = _expand(node.attrs["stride"], dims), _expand(node.attrs["dilation"], dims)
+    total = _add(padding, _own_ends(node.attrs["padding"], kernel, dilation), (kernel, stride, dilation))
     if isinstance(total, Skip):
         return total
-    attrs = {**node.attrs, "padding": total}
+    is_even = total != SAME_UPPER and total[:dims] == total[dims:]  # ATen's own form
+    attrs = {**node.attrs, "padding": total[:dims] if is_even else total}
     folded = build(node.op, padding.operand, weight, *bias, types=(node.output.type,), **attrs)
     return keep_name(build.graph, node.output, folded)
 
@@ -93,13 +93,11 @@ def fold_padding_into_pooling(node: Node, build: Builder):
             return Skip("a maximum could include the padding before it", 2)
     if not x.type.dtype.is_floating_point:
         return Skip("pools integers", 3)
-    total = _add(padding, own, (kernel, _expand(attrs["stride"] or kernel, dims), dilation), dims)
+    total = _add(padding, own, (kernel, _expand(attrs["stride"] or kernel, dims), dilation))
     if isinstance(total, Skip):
         return total
-    if total != SAME_UPPER:
-        if any(n >= k for n, k in zip(total, (*kernel, *kernel), strict=False)):
-            return Skip("the sum of both paddings reaches the size of the kernel", 3)
-        total = total if len(total) == 2 * dims else (*total, *total)
+    if total != SAME_UPPER and any(n >= k for n, k in zip(total, (*kernel, *kernel), strict=True)):
+        return Skip("the sum of both paddings reaches the size of the kernel", 3)
     attrs = {**attrs, "padding": total, **changed}
     return keep_name(build.graph, node.output, build(node.op, padding.operand, types=(node.output.type,), **attrs))
 
@@ -148,24 +146,24 @@ def _add(
     padding: _Padding,
     own: tuple[Sequence[int], Sequence[int]] | None,
     windows: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    dims: int,
 ) -> Any:
-    """Return the padding of a layer with that before it included, or why it cannot be expressed."""
+    """Return the padding of a layer with that before it included, begins and then ends, or why it cannot be expressed.
+
+    It is `SAME_UPPER` if it depends on the size of the operand.
+    """
+    kernel, stride, _ = windows
     if own is None or is_symbolic((*windows, *map(tuple, own))):
         return Skip("its kernel, stride, dilation or own padding is dynamic", 2)
     if is_symbolic((*padding.begins, *padding.ends)):
-        lengths = padding.operand.type.shape[-dims:]
+        lengths = padding.operand.type.shape[-len(kernel) :]
         spatial = zip(padding.begins, padding.ends, lengths, *windows, strict=True)
         if any(map(any, own)) or not all(_is_same_upper(*dim) for dim in spatial):
             return Skip("the padding before it depends on sizes, and not by TensorFlow's 'same' formula", 2)
-        kernel, stride, _ = windows
         if {*stride} != {1}:
             return SAME_UPPER
         begins, ends = zip(*(_compute_same_ends(k, k, 1) for k in kernel), strict=True)  # equal for all sizes
-        return begins if begins == ends else (*begins, *ends)
-    begins = tuple(a + b for a, b in zip(padding.begins, own[0], strict=True))
-    ends = tuple(a + b for a, b in zip(padding.ends, own[1], strict=True))
-    return begins if begins == ends else (*begins, *ends)
+        return (*begins, *ends)
+    return tuple(a + b for a, b in zip((*padding.begins, *padding.ends), (*own[0], *own[1]), strict=True))
 
 
 def _is_same_upper(begin: Any, end: Any, n: Any, kernel: int, stride: int, dilation: int) -> bool:
@@ -213,10 +211,10 @@ class FoldPadding(RulePass):
     name = "fold-padding"
     rules = (fold_padding_into_convolution, fold_padding_into_pooling)
     motifs: ClassVar[tuple[Callable[[Builder], Value], ...]] = (
-        motifs.padded_convolution,
-        motifs.padded_maximum,
-        motifs.padded_positive_maximum,
-        motifs.padded_mean,
+        motifs.convolution_after_pad,
+        motifs.maximum_after_pad,
+        motifs.positive_maximum_after_pad,
+        motifs.mean_after_pad,
     )
     phase = Phase.FUSE
     after = ("fold-constants", "remove-identities")

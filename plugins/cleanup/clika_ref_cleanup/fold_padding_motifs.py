@@ -19,22 +19,22 @@ def _pad_input(build: Builder, *, value: float | None = None, is_positive: bool 
     return build("pad", build("relu", x) if is_positive else x, pad=(0, 1, 1, 0), value=value)
 
 
-def padded_convolution(build: Builder) -> Value:
+def convolution_after_pad(build: Builder) -> Value:
     """A convolution with padding of its own, after uneven padding with 0."""
     weight = torch.arange(2.0 * 4 * 3 * 3).reshape(2, 4, 3, 3) / 64 - 0.5
     return build("conv2d", _pad_input(build), build.constant(weight, "weight"), padding=(1, 0), stride=(2, 1))
 
 
-def padded_maximum(build: Builder) -> Value:
+def maximum_after_pad(build: Builder) -> Value:
     """The maximum of padded windows, after padding with -inf."""
     return build("max_pool2d", _pad_input(build, value=-math.inf), kernel_size=(3, 2), stride=(2, 1))
 
 
-def padded_positive_maximum(build: Builder) -> Value:
+def positive_maximum_after_pad(build: Builder) -> Value:
     """The maximum of padded windows without negative elements, after padding with 0."""
     return build("max_pool2d", _pad_input(build, is_positive=True), kernel_size=(2, 3), stride=(1, 2))
 
 
-def padded_mean(build: Builder) -> Value:
+def mean_after_pad(build: Builder) -> Value:
     """The mean of padded windows, after padding with 0."""
     return build("avg_pool2d", _pad_input(build), kernel_size=(2, 2), stride=(2, 2))
