@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,7 +62,30 @@ def choose_placement(
         find_constant: the one number that all elements of a value were in calibration, None if they differed.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
-    return _PlacementFinder(graph, scheme, has_range, skipped, is_negative, find_constant, order).run()
+    finder = _PlacementFinder(graph, scheme, has_range, skipped, is_negative, find_constant, order)
+    found = finder.run()
+    unread = find_unread_elementwise(graph, scheme, found)
+    return replace(finder, skipped={**skipped, **unread}, found=Placement(), move_sources={}).run() if unread else found
+
+
+def find_unread_elementwise(graph: Graph, scheme: QuantizationScheme, found: Placement) -> dict[Node, str]:
+    """Return the quantized elementwise nodes whose results no quantized node reads, directly or after moves.
+
+    Quantizing them would only add rounding errors.
+
+    Args:
+        graph: lowered.
+        scheme: quantization scheme of the target.
+        found: the placement that contains these nodes.
+    """
+    read = {node.first_tensor for node in found.layers}
+    unread: dict[Node, str] = {}
+    for node in graph.nodes_backward():
+        if node in found.elementwise and found.elementwise[node] not in read:
+            unread[node] = "no quantized node reads its result"
+        elif node in found.elementwise or (node.op_type in scheme.data_movement and not read.isdisjoint(node.outputs)):
+            read.update(_tensor_operands(node))
+    return unread
 
 
 @dataclass

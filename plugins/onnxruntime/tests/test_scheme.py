@@ -57,6 +57,8 @@ def _set_seed():
 
 TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
 
+LAST = nn.Conv2d(8, 8, 1)
+
 TABLE, STACK = make_image(8, 4), make_image(2, 8, 4)
 
 CASES = {
@@ -79,9 +81,9 @@ CASES = {
     ),
     "add": (Chain(TWICE, lambda y, x: F.relu(y + F.relu(x) - x)), make_image(), {"QLinearConv": 2}),
     "residual": (
-        Chain(nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y)),
+        Chain(nn.Conv2d(8, 8, 1), lambda y, _: LAST(F.relu(TWICE(y) + y))),
         make_image(),
-        {"QLinearConv": 3, "QLinearAdd": 1},
+        {"QLinearConv": 4, "QLinearAdd": 1},
     ),
     "gate": (
         Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(y * torch.sigmoid(y))),
@@ -95,7 +97,7 @@ CASES = {
         {"QLinearConv": 3},
     ),
     "pools": (
-        Chain(TWICE, lambda y, _: F.adaptive_avg_pool2d(F.avg_pool2d(F.max_pool2d(y, 2), 2), 1)),
+        Chain(TWICE, lambda y, _: LAST(F.adaptive_avg_pool2d(F.avg_pool2d(F.max_pool2d(y, 2), 2), 1))),
         make_image(),
         {"QLinearAveragePool": 1, "QLinearGlobalAveragePool": 1, "NhwcMaxPool": 1},
     ),

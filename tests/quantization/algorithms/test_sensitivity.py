@@ -70,11 +70,11 @@ def test_estimate_sensitivities_rival_plans_match_own_run():
 class Summed(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one, self.two = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.one, self.two, self.three = (nn.Conv2d(3, 3, 1) for _ in range(3))
 
     def forward(self, x):
         y = self.one(x)
-        return (torch.tanh(self.two(y) + y).flatten(1),)
+        return (torch.tanh(self.three(self.two(y) + y)).flatten(1),)
 
 
 def test_sum_layer_errors_joint_term_counted_with_both_layers():
@@ -85,7 +85,7 @@ def test_sum_layer_errors_joint_term_counted_with_both_layers():
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
     ((name, joint),) = found.joints.items()
     assert name == next(node.name for node in graph.nodes if node.op_type == "add")
-    one, two = found.parts.values()
+    one, two, _ = found.parts.values()
     assert joint.operands == {*one.values, *two.values} - {graph.inputs[0].name}
     assert name not in {*one.values, *two.values}
     assert joint.share > 0

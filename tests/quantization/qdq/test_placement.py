@@ -37,20 +37,47 @@ class Residual(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem, self.one, self.two = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+        self.head = nn.Conv2d(3, 3, 1)
 
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.stem(x)), 3, 1, 1)
-        return F.relu(self.two(F.relu(self.one(x))) + x)
+        return self.head(F.relu(self.two(F.relu(self.one(x))) + x))
 
 
 def test_choose_placement_conv_with_fused_relu_quantizes_output():
     """A convolution with its fused operators returns INT8, and data movement keeps its scale."""
     graph, found = choose_quantized_values(Residual(), torch.ones(1, 3, 8, 8))
-    assert [tail.producer.op_type for tail in found.layers.values()] == ["relu", "relu", "conv2d"]
-    assert op_types_of(found.scale_sources) == ["conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
+    assert [tail.producer.op_type for tail in found.layers.values()] == ["relu", "relu", "conv2d", "conv2d"]
+    assert op_types_of(found.scale_sources) == ["conv2d", "conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
     (pool,) = [v for v in found.scale_sources if v.producer and v.producer.op_type == "max_pool2d"]
     assert found.scale_sources[pool].producer.op_type == "relu"
-    assert [(node.op_type, tail) for node, tail in found.elementwise.items()] == [("add", graph.outputs[0])]
+    assert [(node.op_type, tail) for node, tail in found.elementwise.items()] == [
+        ("add", graph.outputs[0].producer.first_tensor)
+    ]
+
+
+class PooledJoin(nn.Module):
+    """A concatenation of convolutions, pooled, then read by a convolution and a float operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x):
+        joined = F.max_pool2d(torch.cat([self.one(x), self.two(x)], 1), 2)
+        return self.head(joined), torch.tanh(joined)
+
+
+@pytest.mark.parametrize("is_head_quantized", [True, False])
+def test_choose_placement_elementwise_without_quantized_reader_stays_float(is_head_quantized):
+    """A concatenation is quantized if a quantized layer reads it, also after data movement, and otherwise not."""
+    skipped = {} if is_head_quantized else {"conv2d_2": "kept"}
+    _, found = choose_quantized_values(PooledJoin(), torch.ones(1, 3, 8, 8), skipped=skipped)
+    assert [node.op_type for node in found.elementwise] == ["cat"] * is_head_quantized
+    values = ["conv2d", "conv2d", "input"]
+    assert op_types_of(found.scale_sources) == (
+        sorted([*values, "cat", "conv2d", "max_pool2d"]) if is_head_quantized else values
+    )
 
 
 class Feedforward(nn.Module):
@@ -103,7 +130,7 @@ def test_choose_placement_missing_range_or_skip_has_reason():
     name = next(node.name for node in graph.nodes if node.op_type == "conv2d")
     _, found = choose_quantized_values(Residual(), torch.ones(1, 3, 8, 8), skipped={name: "the user skips it"})
     assert [*found.floats.values()] == ["the user skips it"]
-    assert len(found.layers) == 2
+    assert len(found.layers) == 3
 
 
 OPEN = replace(SCHEME, needs_quantized_output=frozenset(), fused={}, elementwise=frozenset())
@@ -112,7 +139,7 @@ OPEN = replace(SCHEME, needs_quantized_output=frozenset(), fused={}, elementwise
 
 def test_choose_placement_fused_sums_quantize_operands():
     """A target with fused sums gets quantized operands, and a quantized layer result if it needs one."""
-    for of_two, expected in ((True, ["conv2d", "input", "max_pool2d", "relu"]), (False, None)):
+    for of_two, expected in ((True, ["conv2d", "input", "max_pool2d", "relu", "relu"]), (False, None)):
         scheme = replace(OPEN, fused_sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=of_two))
         graph, found = choose_quantized_values(Residual(), torch.ones(1, 3, 8, 8), scheme=scheme)
         (added,) = [node for node in graph.nodes if node.op_type == "add"]
