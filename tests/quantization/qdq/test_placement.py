@@ -69,7 +69,7 @@ class PooledJoin(nn.Module):
 
 
 @pytest.mark.parametrize("is_head_quantized", [True, False])
-def test_choose_placement_elementwise_without_quantized_reader_stays_float(is_head_quantized):
+def test_choose_placement_unread_elementwise_stays_float(is_head_quantized):
     """A concatenation is quantized if a quantized layer reads it, also after data movement, and otherwise not."""
     skipped = {} if is_head_quantized else {"conv2d_2": "kept"}
     _, found = choose_quantized_values(PooledJoin(), torch.ones(1, 3, 8, 8), skipped=skipped)
