@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugin
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help install demo test test-all docs pictures conformance mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-training clean
+.PHONY: help install demo test test-all docs pictures conformance neighborhoods mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-training clean
 
 help:
 	@echo "make install  build the environment in .venv, with everything for development"
@@ -24,6 +24,7 @@ help:
 	@echo "make docs    build the documentation into build/docs, and check its links"
 	@echo "make pictures  measure the facts of the pictures in docs/pictures again, and draw them"
 	@echo "make conformance  compare every operator and pass in ONNX Runtime with eager PyTorch"
+	@echo "make neighborhoods  look for rewrites of ONNX Runtime that change a precision, at each optimization level"
 	@echo "make mutants  count the seeded faults that the conformance suite finds (about 50 minutes)"
 	@echo "make alarms  count the failures that the suite reports of correct targets (about 90 minutes)"
 	@echo "make lint    check format, lint, types, imports, terms and style"
@@ -61,6 +62,12 @@ pictures: $(VENV)/development.stamp
 
 conformance: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance run --target onnxruntime --profile quick --out build/conformance
+
+# Rewrites of ONNX Runtime that change a precision, at each of its optimization levels.
+neighborhoods: $(VENV)/development.stamp
+	for target in onnxruntime $(addprefix clika_ref_onnxruntime.target:,EXTENDED BASIC UNOPTIMIZED); do \
+		OMP_NUM_THREADS=1 $(BIN)/clika-ref conformance run --target $$target --level neighborhoods || exit 1; \
+	done
 
 # Tests of the suite itself (docs/conformance.md): too long for each run of CI.
 mutants: $(VENV)/development.stamp

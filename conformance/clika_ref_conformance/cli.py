@@ -20,7 +20,7 @@ app = typer.Typer(
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-LEVELS = "contract, operators, passes, pairs, graphs, blocks, dynamic, artifacts or quantization"
+LEVELS = "contract, operators, passes, pairs, graphs, blocks, dynamic, artifacts, quantization or neighborhoods"
 Profile = Annotated[str, typer.Option(help="Profile: quick, ci or nightly. Each tests more than the one before.")]
 TaskWords = Annotated[
     list[str] | None, typer.Option("-k", help="Run only tasks with this word in their name; repeat for several.")

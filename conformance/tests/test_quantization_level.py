@@ -26,6 +26,7 @@ from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
+from clika_ref_onnxruntime.explaining import NO_OPTIMIZATIONS
 
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.onnx_export import builder
@@ -211,7 +212,10 @@ def test_quantization_other_weight_axis_found(registry, tmp_path, monkeypatch, n
     monkeypatch.setattr(
         dequantize, "lowering", lambda *operands, axis, **attrs: right(*operands, axis=other[axis], **attrs)
     )
-    as_written = replace(registry.targets["onnxruntime"], optimize=False)  # its fusions read the axis as they like
+    as_written = replace(
+        registry.targets["onnxruntime"],
+        optimization_level=NO_OPTIMIZATIONS,  # fusions ignore the axis
+    )  # its fusions read the axis as they like
     suite = make_suite(registry, as_written, tmp_path)
     (check,) = [c for c in quantization.checks(Task("quantization", "layers"), suite) if c.name == name]
     assert check.run().verdict.is_failure

@@ -26,6 +26,7 @@ LEVELS: Mapping[str, str] = {
         "dynamic",
         "artifacts",
         "quantization",
+        "neighborhoods",
     )
 }
 """Modules of the levels, in execution order."""

@@ -21,6 +21,9 @@ from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 
+NO_OPTIMIZATIONS, EXTENDED_OPTIMIZATIONS, ALL_OPTIMIZATIONS = "ORT_DISABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"
+"""Optimization levels of ONNX Runtime, by the names of ``onnxruntime.GraphOptimizationLevel``."""
+
 PAIR_OPERATORS = ("QuantizeLinear", "DequantizeLinear")
 
 INT8_TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
@@ -55,7 +58,7 @@ class ExplainedArtifact(Artifact):
     @cached_property
     def fused(self) -> OnnxGraph:
         """The graph optimized up to the extended level, where nodes keep their names. Later levels change layouts."""
-        return load_optimized_graph(self.path, "ORT_ENABLE_EXTENDED")
+        return load_optimized_graph(self.path, EXTENDED_OPTIMIZATIONS)
 
     @classmethod
     def of(cls, artifact: Artifact) -> ExplainedArtifact:
@@ -65,22 +68,25 @@ class ExplainedArtifact(Artifact):
         return cls(artifact.path, artifact.target, artifact.input_names, artifact.output_names, artifact.facts)
 
 
-def read_precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str, str]:
+def read_precisions(artifact: ExplainedArtifact, optimization_level: str = ALL_OPTIMIZATIONS) -> dict[str, str]:
     """Return the precision of each node: ``int8``, ``int4 weights``, ``float`` with a reason, or ``fused``.
 
     Nodes are identified by their names in the graph, which prefix the names in the file.
 
     Args:
         artifact: the ONNX file.
-        optimize: whether the runtime may optimize; otherwise it computes quantized nodes in float.
+        optimization_level: that of the runtime. Without optimizations, it computes quantized nodes in float.
     """
     written = OnnxGraph(artifact.path)
-    if not optimize:
+    if optimization_level == NO_OPTIMIZATIONS:
         return {
             owner: written.describe_float(owner, "ONNX Runtime's optimizations are off") for owner in written.owners
         }
-    found = artifact.fused
-    lost = found.kernels - load_optimized_graph(artifact.path, "ORT_ENABLE_ALL").kernels
+    has_names = optimization_level != ALL_OPTIMIZATIONS
+    found = load_optimized_graph(artifact.path, optimization_level) if has_names else artifact.fused
+    lost = Counter[str]()
+    if not has_names:
+        lost = found.kernels - load_optimized_graph(artifact.path, ALL_OPTIMIZATIONS).kernels
     nodes = _group_by_owner(written, found)
     return {owner: _precision(owner, nodes.get(owner, []), written, found, lost) for owner in written.owners}
 

@@ -30,8 +30,12 @@ def prevent_fusion(model: ir.Model) -> None:
     then computes in float, and the weight is dequantized at each call: 1.2 ms instead of 0.1 ms for 4 rows and a
     weight of 768 by 768.
 
-    A ``Sum`` of one operand follows a layer with a float weight between dequantized input and quantized result.
-    Otherwise ONNX Runtime quantizes the weight, with one scale for all channels, and runs the layer in INT8.
+    A ``Sum`` of one operand separates some float nodes from the quantization of their result:
+
+    - A layer with a float weight and a dequantized input. Otherwise ONNX Runtime quantizes the weight, with one scale
+      for all channels, and runs the layer in INT8.
+    - ``Softmax`` of a dequantized input. Otherwise it runs as QLinearSoftmax, with a table of rounded exponentials.
+    - ``MaxPool`` with indices. Otherwise its input is quantized, and the indices are those of other elements.
     """
     for node in [*model.graph]:
         result = node.outputs[0]
@@ -43,14 +47,20 @@ def prevent_fusion(model: ir.Model) -> None:
             node.op_type = "Sum"
         elif node.op_type in ("Relu", "Clip") and result.dtype == ir.DataType.FLOAT and _is_float_clip(node):
             _replace_by_min_max(model.graph, node)
-        elif node.op_type in WEIGHT_QUANTIZED_OPERATORS and result.dtype == ir.DataType.FLOAT:
+        elif _runs_in_int8_if_quantized(node):
             _keep_in_float(model.graph, node)
 
 
+def _runs_in_int8_if_quantized(node: ir.Node) -> bool:
+    """Whether the runtime would run a float node in INT8 with other results, if its result is quantized."""
+    if node.op_type == "MaxPool":
+        return len(node.outputs) > 1 and bool(node.outputs[1].uses() or node.outputs[1].is_graph_output())
+    has_float_weight = node.op_type in WEIGHT_QUANTIZED_OPERATORS and not _is_dequantized(node.inputs[1])
+    return (has_float_weight or node.op_type == "Softmax") and _is_dequantized_before_moves(node.inputs[0])
+
+
 def _keep_in_float(graph: ir.Graph, node: ir.Node) -> None:
-    """Separate a layer with a float weight from the nodes that quantize its result."""
-    if _is_dequantized(node.inputs[1]) or not _is_dequantized_before_moves(node.inputs[0]):
-        return
+    """Separate a float node from the nodes that quantize its result."""
     result = node.outputs[0]
     while (reader := _find_only_reader(result)) is not None and reader.op_type in FUSED_ACTIVATIONS:
         result = reader.outputs[0]

@@ -20,7 +20,13 @@ from clika_ref.core.targets import Target
 from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
 from clika_ref_onnxruntime.arithmetic import arithmetic_here
-from clika_ref_onnxruntime.explaining import ExplainedArtifact, OnnxGraph, read_precisions
+from clika_ref_onnxruntime.explaining import (
+    ALL_OPTIMIZATIONS,
+    NO_OPTIMIZATIONS,
+    ExplainedArtifact,
+    OnnxGraph,
+    read_precisions,
+)
 from clika_ref_onnxruntime.fusion_barriers import prevent_fusion
 from clika_ref_onnxruntime.kernels import find_missing_kernel
 from clika_ref_onnxruntime.profiling import PROFILED_CALLS, seconds_of_nodes
@@ -39,14 +45,19 @@ NO_BFLOAT16_MESSAGE = (
 
 @dataclass(frozen=True)
 class OnnxRuntime(Target):
-    """ONNX Runtime on the CPU; ``optimize=False`` runs the file without graph optimizations."""
+    """ONNX Runtime on the CPU."""
 
     runtime = "onnxruntime"
     suffixes = (".onnx",)
     name: str = "onnxruntime"
     scheme: QuantizationScheme | None = field(default_factory=scheme_here)
     arithmetic: Sequence[Arithmetic] = field(default_factory=arithmetic_here)
-    optimize: bool = True
+    optimization_level: str = ALL_OPTIMIZATIONS
+    """The graph optimizations of a session: a name of ``onnxruntime.GraphOptimizationLevel``."""
+
+    @property
+    def _optimizes(self) -> bool:
+        return self.optimization_level != NO_OPTIMIZATIONS
 
     def unavailable_reason(self) -> str | None:
         """Return why the runtime is unavailable, or None."""
@@ -59,13 +70,13 @@ class OnnxRuntime(Target):
         dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
         if torch.bfloat16 in dtypes and node.op.trait not in COPYING_TRAITS and node.op.name not in ("to", "detach"):
             return NO_BFLOAT16_MESSAGE
-        if self.optimize and (reason := _scale_axis_problem(node)):
+        if self._optimizes and (reason := _scale_axis_problem(node)):
             return reason
         return find_missing_kernel(node) if dtypes - {torch.float32} else None
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file."""
-        rewrite = prevent_fusion if self.optimize else None
+        rewrite = prevent_fusion if self._optimizes else None
         external_data = options.get("external_data", False)
         written = write_artifact(graph, path, self.name, external_data=external_data, rewrite=rewrite)
         return ExplainedArtifact.of(written)
@@ -77,7 +88,7 @@ class OnnxRuntime(Target):
             TargetError: the runtime is missing or rejects the file.
         """
         self._require_runtime()
-        return OnnxRuntimeRunner(artifact, optimize=self.optimize)
+        return OnnxRuntimeRunner(artifact, optimization_level=self.optimization_level)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return the precision of each node, read from the graph that the runtime optimizes: see `explaining`.
@@ -86,7 +97,7 @@ class OnnxRuntime(Target):
             TargetError: the runtime is missing or rejects the file.
         """
         self._require_runtime()
-        return read_precisions(ExplainedArtifact.of(artifact), optimize=self.optimize)
+        return read_precisions(ExplainedArtifact.of(artifact), self.optimization_level)
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
         """Return the seconds of each node in a call, from the runtime's profile of `PROFILED_CALLS` calls.
@@ -97,11 +108,11 @@ class OnnxRuntime(Target):
         self._require_runtime()
         with tempfile.TemporaryDirectory() as folder:
             optimized = Path(folder) / "optimized.onnx"
-            runner = OnnxRuntimeRunner(artifact, optimize=self.optimize, profiled=optimized)
+            runner = OnnxRuntimeRunner(artifact, optimization_level=self.optimization_level, profiled=optimized)
             for _ in range(PROFILED_CALLS):
                 runner(inputs)
             written = OnnxGraph(artifact.path)
-            fused = ExplainedArtifact.of(artifact).fused if self.optimize else written
+            fused = ExplainedArtifact.of(artifact).fused if self._optimizes else written
             return seconds_of_nodes(written, fused, optimized, Path(runner.session.end_profiling()))
 
     def _require_runtime(self) -> None:
@@ -110,10 +121,12 @@ class OnnxRuntime(Target):
             raise TargetError(problem)
 
 
-UNOPTIMIZED = OnnxRuntime("onnxruntime-unoptimized", optimize=False)
-"""ONNX Runtime without graph optimizations, to separate their effects from those of the file.
+UNOPTIMIZED = OnnxRuntime("onnxruntime-unoptimized", optimization_level=NO_OPTIMIZATIONS)
+BASIC = OnnxRuntime("onnxruntime-basic", optimization_level="ORT_ENABLE_BASIC")
+EXTENDED = OnnxRuntime("onnxruntime-extended", optimization_level="ORT_ENABLE_EXTENDED")
+"""ONNX Runtime with fewer graph optimizations or none, to separate their effects from those of the file.
 
-It is not an installed target: ``clika-ref conformance run --target clika_ref_onnxruntime.target:UNOPTIMIZED``.
+They are no installed targets: ``clika-ref conformance run --target clika_ref_onnxruntime.target:UNOPTIMIZED``.
 """
 
 
@@ -150,12 +163,18 @@ def _find_dequantize(value: object) -> Node | None:
 class OnnxRuntimeRunner:
     """An ONNX Runtime session on tensors."""
 
-    def __init__(self, artifact: Artifact, *, optimize: bool = True, profiled: Path | None = None) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        optimization_level: str = ALL_OPTIMIZATIONS,
+        profiled: Path | None = None,
+    ) -> None:
         """Load an artifact.
 
         Args:
             artifact: the artifact.
-            optimize: whether the runtime may optimize.
+            optimization_level: the graph optimizations of the runtime.
             profiled: where to write the executed graph; the profile is written next to it.
         """
         import onnxruntime as ort  # noqa: PLC0415 - heavy, and the plugin must load without it
@@ -163,8 +182,7 @@ class OnnxRuntimeRunner:
         options = ort.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        if not optimize:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, optimization_level)
         if profiled is not None:
             options.optimized_model_filepath, options.log_severity_level = str(profiled), 4  # it warns about the file
             options.enable_profiling, options.profile_file_prefix = True, str(profiled.with_suffix(""))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from clika_ref_onnxruntime import explaining
+from clika_ref_onnxruntime.explaining import ALL_OPTIMIZATIONS, NO_OPTIMIZATIONS
 from clika_ref_onnxruntime.target import OnnxRuntime
 
 from clika_ref.core.inference import Builder
@@ -35,9 +36,9 @@ class Sketch:
         steps = self.build.constant(torch.ones(length, dtype=torch.int32), "bias_steps")
         return self.build("dequantize", steps, self.build.constant(torch.full((length,), 0.001), "bias_scale"), axis=0)
 
-    def explain(self, result, folder, *, optimize=True):
+    def explain(self, result, folder, level=ALL_OPTIMIZATIONS):
         self.graph.add_output(result)
-        target = OnnxRuntime(optimize=optimize)
+        target = OnnxRuntime(optimization_level=level)
         found = target.explain(target.compile(self.graph, folder / "model.onnx"))
         return {name: found[name] for name in found if "quantize" not in name}
 
@@ -114,7 +115,7 @@ def test_explain_reshape_of_int8_runs_in_int8(tmp_path):
 def test_explain_without_optimizations_runs_in_float(tmp_path):
     """Without optimizations nothing runs in INT8."""
     sketch = Sketch(1, 3, 8, 8)
-    found = sketch.explain(sketch.pair(add_convolution(sketch, sketch.pair(sketch.x))), tmp_path, optimize=False)
+    found = sketch.explain(sketch.pair(add_convolution(sketch, sketch.pair(sketch.x))), tmp_path, NO_OPTIMIZATIONS)
     assert found == {"conv2d": "float: ONNX Runtime's optimizations are off"}
 
 

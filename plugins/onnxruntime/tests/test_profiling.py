@@ -6,7 +6,7 @@ import onnx
 import pytest
 import torch
 from clika_ref_onnxruntime import target as module_of_target
-from clika_ref_onnxruntime.explaining import OnnxGraph
+from clika_ref_onnxruntime.explaining import ALL_OPTIMIZATIONS, NO_OPTIMIZATIONS, OnnxGraph
 from clika_ref_onnxruntime.profiling import seconds_of_nodes
 from clika_ref_onnxruntime.target import OnnxRuntime
 from torch import nn
@@ -38,10 +38,10 @@ def compile_residual(settings):
 
 
 @pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
-@pytest.mark.parametrize("optimize", [True, False])
-def test_profile_each_layer_has_time(settings, optimize, tmp_path):
+@pytest.mark.parametrize("level", [ALL_OPTIMIZATIONS, NO_OPTIMIZATIONS])
+def test_profile_each_layer_has_time(settings, level, tmp_path):
     """Each layer has its time, and the file is the only one written."""
-    target = OnnxRuntime(optimize=optimize)
+    target = OnnxRuntime(optimization_level=level)
     artifact = compile_residual(settings).clika_export(tmp_path / "model.onnx")
     found = target.profile(artifact, [X])
     assert {"conv2d", "conv2d_1"} <= set(found)

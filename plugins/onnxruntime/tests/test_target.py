@@ -3,6 +3,7 @@
 import pytest
 import torch
 from clika_ref_onnxruntime import target as target_module
+from clika_ref_onnxruntime.explaining import ALL_OPTIMIZATIONS, NO_OPTIMIZATIONS
 from clika_ref_onnxruntime.plugin import clika_ref_targets
 from clika_ref_onnxruntime.target import OnnxRuntime
 
@@ -36,10 +37,10 @@ def test_plugin_provides_onnxruntime_target():
     assert offered.unavailable_reason() is None
 
 
-@pytest.mark.parametrize("optimize", [True, False])
-def test_load_dynamic_artifact_runs_at_each_size(tmp_path, optimize):
+@pytest.mark.parametrize("level", [ALL_OPTIMIZATIONS, NO_OPTIMIZATIONS])
+def test_load_dynamic_artifact_runs_at_each_size(tmp_path, level):
     """An artifact runs at every size."""
-    target = OnnxRuntime(optimize=optimize)
+    target = OnnxRuntime(optimization_level=level)
     artifact = target.compile(build_graph("softmax", dim=1), tmp_path / "m.onnx")
     runner = target.load(artifact)
     for n in (1, 4):
@@ -121,7 +122,7 @@ def test_unsupported_reason_scales_along_inner_dim_named(kind, wrong, right):
     """Scales along the inner dim of a matrix product are unsupported."""
     *_, node = build_quantized_product(kind, wrong).nodes
     assert f"scales of its weight are on axis {wrong}, but ONNX Runtime" in OnnxRuntime().unsupported_reason(node)
-    assert OnnxRuntime(optimize=False).unsupported_reason(node) is None
+    assert OnnxRuntime(optimization_level=NO_OPTIMIZATIONS).unsupported_reason(node) is None
     *_, node = build_quantized_product(kind, right).nodes
     assert OnnxRuntime().unsupported_reason(node) is None
     *_, node = build_quantized_product(kind, wrong, activation=False).nodes

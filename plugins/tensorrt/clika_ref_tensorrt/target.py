@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
+from clika_ref_onnxruntime.explaining import NO_OPTIMIZATIONS
 from clika_ref_onnxruntime.target import OnnxRuntime, OnnxRuntimeRunner
 
 from clika_ref.core.artifacts import Artifact, Runner, Violation
@@ -82,13 +83,13 @@ class TensorRt(Target):
             raise TargetError(problem)
         model = _load_model(artifact.path, external=False)
         if not computes_in_bfloat16(model):
-            return OnnxRuntimeRunner(artifact, optimize=False)
+            return OnnxRuntimeRunner(artifact, optimization_level=NO_OPTIMIZATIONS)
         with TemporaryDirectory() as folder:
             path = Path(folder) / artifact.path.name
             onnx.save(
                 emulate_bfloat16(_load_model(artifact.path, external=True)), str(path), save_as_external_data=False
             )
-            return OnnxRuntimeRunner(replace(artifact, path=path), optimize=False)
+            return OnnxRuntimeRunner(replace(artifact, path=path), optimization_level=NO_OPTIMIZATIONS)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return the predicted precision of each node, from TensorRT's rules."""
