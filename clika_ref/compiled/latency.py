@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,9 @@ TIMING_ROUNDS = 9
 
 SECONDS_PER_ROUND = 2e-3
 """Time for which each is called in a round, for a sufficient resolution of the clock."""
+
+SECONDS_PER_LONG_CALL = 20 * SECONDS_PER_ROUND
+"""Time of a call that fills a round, even if the next ones are much faster."""
 
 MIN_SLOWDOWN = 1.05
 """Ratio of medians above which a layer counts as slower; smaller ones are noise of the machine."""
@@ -181,18 +185,36 @@ def measure_seconds_and_ratio(
         other: the runner to compare it with.
         given_other: the inputs of that one, one tensor for each.
     """
-    given, given_other = to_cpu(given), to_cpu(given_other)
-    calls = [_calls_per_round(one, given), _calls_per_round(other, given_other)]
-    times = [
-        [_time_calls(one, given, calls[0]), _time_calls(other, given_other, calls[1])] for _ in range(TIMING_ROUNDS)
-    ]
-    seconds, of_other = (statistics.median(t[i] for t in times) for i in (0, 1))
+    pairs = time_in_turns(one, given, other, given_other)
+    seconds, of_other = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return seconds, seconds / of_other
+
+
+def time_in_turns(
+    one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor], max_seconds: float = math.inf
+) -> list[tuple[float, float]]:
+    """Return the seconds of a call of two runners, one pair for each round.
+
+    Args:
+        one: the first runner.
+        given: its inputs, one tensor for each.
+        other: the second runner.
+        given_other: the inputs of that one, one tensor for each.
+        max_seconds: the time after which no further round starts; there is always one.
+    """
+    start = time.perf_counter()
+    given, given_other = to_cpu(given), to_cpu(given_other)
+    calls = _calls_per_round(one, given), _calls_per_round(other, given_other)
+    pairs: list[tuple[float, float]] = []
+    while not pairs or (len(pairs) < TIMING_ROUNDS and time.perf_counter() - start < max_seconds):
+        pairs.append((_time_calls(one, given, calls[0]), _time_calls(other, given_other, calls[1])))
+    return pairs
 
 
 def _calls_per_round(runner: Runner, given: Sequence[Tensor]) -> int:
     """Return the number of calls that fill a round, without the first one, which allocates."""
-    runner(given)
+    if _time_calls(runner, given, 1) > SECONDS_PER_LONG_CALL:
+        return 1
     return max(1, round(SECONDS_PER_ROUND / max(_time_calls(runner, given, 1), 1e-6)))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECIS
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.export import make_export_graph
 from clika_ref.export.input_rounding import find_low_bit_layers
+from clika_ref.export.speed import SpeedComparison, can_time, compare_speed, take_one_sample
 from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.insertion import Plan
@@ -51,12 +52,18 @@ class NodeFacts:
     """The precision in the runtime, in the same terms; ``fused`` as a part of another node, or `NOT_REPORTED`."""
     reason: str
     """Why it runs in float, if the plan or the runtime gives a reason."""
+    is_between_int8: bool = False
+    """Whether it runs in float between two INT8 nodes: its inputs are converted to float, and its results back."""
+    time_share: float | None = None
+    """Share of the time of a call; None if it was not measured."""
 
     @property
     def is_in_table(self) -> bool:
-        """Whether tables show it: a layer, a node planned as quantized, or one between quantized nodes."""
-        return bool(self.macs or self.reason) or self.planned != FLOAT_PRECISION
+        """Whether tables show it: a layer, a node planned as quantized, or one between INT8 nodes."""
+        return bool(self.macs or self.reason) or self.planned != FLOAT_PRECISION or self.is_between_int8
 
+
+TIME_COLUMN = "time"
 
 EXPLANATION_COLUMNS: Mapping[str, Callable[[NodeFacts], object]] = {
     "layer": lambda fact: fact.scope or fact.name,
@@ -64,7 +71,8 @@ EXPLANATION_COLUMNS: Mapping[str, Callable[[NodeFacts], object]] = {
     "MACs": lambda fact: fact.macs or None,
     "planned": lambda fact: fact.planned,
     "runs in": lambda fact: fact.runs,
-    "reason": lambda fact: fact.reason,
+    TIME_COLUMN: lambda fact: "" if fact.time_share is None else f"{fact.time_share:.1%}",
+    "reason": lambda fact: fact.reason or "float between INT8 nodes" * fact.is_between_int8,
 }
 
 
@@ -75,6 +83,8 @@ class Explanation(HasTables):
     target: str
     nodes: Sequence[NodeFacts]
     """The facts of each node, in order."""
+    speed: Sequence[SpeedComparison] = ()
+    """Times compared with the float model; empty if they were not measured."""
 
     def share(self, *, planned: bool = False) -> float:
         """Return the fraction of all MACs that run quantized, or with ``planned`` those that were planned to."""
@@ -90,8 +100,10 @@ class Explanation(HasTables):
 
     @property
     def table(self) -> Table[NodeFacts]:
-        """All nodes; only layers and nodes planned as quantized are printed."""
-        return Table(self.nodes, EXPLANATION_COLUMNS, lambda fact: fact.is_in_table)
+        """All nodes; only layers, nodes planned as quantized and nodes between INT8 nodes are printed."""
+        is_timed = any(node.time_share is not None for node in self.nodes)
+        columns = {name: read for name, read in EXPLANATION_COLUMNS.items() if is_timed or name != TIME_COLUMN}
+        return Table(self.nodes, columns, lambda fact: fact.is_in_table)
 
     def summarize(self) -> str:
         """Return how many of the nodes planned as quantized run quantized, and their share of MACs."""
@@ -103,8 +115,8 @@ class Explanation(HasTables):
         )
 
     def parts(self) -> Sequence[Table[Any] | str]:
-        """Return the table, and a line below it."""
-        return self.table, self.summarize()
+        """Return the table, and the lines below it."""
+        return self.table, self.summarize(), *(f"{self.target}: {each}" for each in self.speed)
 
 
 def explain(
@@ -115,6 +127,7 @@ def explain(
     inputs: Sequence[torch.Tensor],
     *,
     form: ExportConfiguration,
+    is_timed: bool = False,
 ) -> Explanation:
     """Compile a graph for a target and query its runtime about each node.
 
@@ -125,6 +138,7 @@ def explain(
         registry: the plugins.
         inputs: inputs of the graph; MACs are counted for their sizes.
         form: the export configuration.
+        is_timed: whether to measure the time of each node, and compare that of the whole with the float model.
 
     Raises:
         ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
@@ -133,7 +147,25 @@ def explain(
     written = make_export_graph(graph, plan, target, registry, form)
     check_supported(written, target)
     with compile_temporarily(written, target) as file:
-        return explain_artifact(written, file, plan, target, inputs)
+        found = explain_artifact(written, file, plan, target, inputs)
+        if not is_timed or not can_time(target):
+            return found
+        one = take_one_sample(written, inputs)
+        found = replace(found, nodes=_add_time_shares(found.nodes, target.profile(file, one)))
+        if plan is None or plan.is_empty:
+            return found
+        plain = make_export_graph(graph, None, target, registry, replace(form, export_int4=None))
+        with compile_temporarily(plain, target) as in_float:
+            return replace(found, speed=compare_speed(target, file, in_float, one))
+
+
+def _add_time_shares(facts: Sequence[NodeFacts], seconds: Mapping[str, float]) -> list[NodeFacts]:
+    """Return facts with the share of the time that each node takes, given the seconds of nodes with an own kernel."""
+    total = sum(seconds.values())
+    return [
+        replace(fact, time_share=seconds[fact.name] / total) if total and fact.name in seconds else fact
+        for fact in facts
+    ]
 
 
 def explain_artifact(
@@ -165,7 +197,36 @@ def explain_artifact(
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, macs.get(node, 0)
             facts.append(NodeFacts(node.name, origin, node.op_type, count, plan_precision, precision, reason))
+    between = find_float_islands(written, {fact.name for fact in facts if fact.runs == INT8_PRECISION})
+    facts = [replace(fact, is_between_int8=fact.runs == FLOAT_PRECISION and fact.name in between) for fact in facts]
     return Explanation(target.describe_runtime(), facts)
+
+
+def find_float_islands(graph: Graph, in_int8: Collection[str]) -> set[str]:
+    """Return the names of nodes on float that read results of INT8 nodes, and whose results INT8 nodes read.
+
+    Args:
+        graph: the graph.
+        in_int8: the names of the nodes that run in INT8.
+    """
+    after, before = set[Value](), set[Value]()
+    for node in graph.nodes:
+        if node.name in in_int8 or not after.isdisjoint(_tensors(node)):
+            after.update(node.outputs)
+    for node in graph.nodes_backward():
+        if node.name in in_int8 or not before.isdisjoint(node.outputs):
+            before.update(_tensors(node))
+    return {
+        node.name
+        for node in graph.nodes
+        if not after.isdisjoint(_tensors(node))
+        and not before.isdisjoint(node.outputs)
+        and any(value.type.dtype.is_floating_point for value in node.outputs)
+    }
+
+
+def _tensors(node: Node) -> list[Value]:
+    return [v for v in node.inputs if isinstance(v, Value) and not v.is_constant]
 
 
 def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:

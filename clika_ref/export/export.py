@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from clika_ref.compiled.lowering import check_supported, lower_for, quantize_for_target, target_for
+from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.ir import Graph
@@ -22,6 +23,7 @@ from clika_ref.export.dynamic_axes import filter_examples, restrict_dynamic_dims
 from clika_ref.export.fp16 import check_overflow, convert_to_half
 from clika_ref.export.interface import name_interface
 from clika_ref.export.quantized_check import compare_quantized
+from clika_ref.export.speed import advise, can_time, compare_speed, take_one_sample
 from clika_ref.export.unchecked_guards import warn_of_unchecked_guards
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.packed_weights import set_int4_storage
@@ -84,6 +86,7 @@ def export(
     names = restrict_dynamic_dims(
         request.graph, request.dynamic_axes, request.examples, request.input_names, request.output_names
     )
+    plain = request.graph.clone() if _is_timed(request, target) else None
     with log.stage("Fusing") as stage:
         graph, examples = _fuse(request, registry, target, log)
         stage.done(format_count(len(graph), "node"))
@@ -99,6 +102,8 @@ def export(
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
                 stage.done(_compare(request, artifact, target, graph, examples))
+            if plain is not None:
+                artifact = _time(plain, graph, artifact, request, target, registry, examples[0], log)
     warn_of_unchecked_guards(graph, log)
     # Runtimes look for external data next to the given path; next to a link there is none.
     written = resolve_links(path) if path.is_symlink() else path
@@ -169,6 +174,38 @@ def _compare(
         check_overflow(graph, examples[0], request.expected)
     is_exact = half is None and (request.plan is None or request.plan.is_empty)
     return (compare_artifact if is_exact else compare_quantized)(artifact, target, graph, examples, request.expected)
+
+
+def _is_timed(request: ExportRequest, target: Target) -> bool:
+    """Return whether to time the artifact: it is quantized, and its own runtime runs here."""
+    is_quantized = request.plan is not None and not request.plan.is_empty
+    return is_quantized and can_time(target) and request.options.compare_after_export
+
+
+def _time(  # noqa: PLR0917 - these arguments describe one export
+    plain: Graph,
+    graph: Graph,
+    artifact: Artifact,
+    request: ExportRequest,
+    target: Target,
+    registry: Registry,
+    example: Sequence[torch.Tensor],
+    log: CompilationLog,
+) -> Artifact:
+    """Time an artifact and the float model; return it with the times, and warn if it is not faster."""
+    form = replace(request.configuration, export_int4=None)
+    in_float = quantize_for_target(plain, None, target, registry)
+    _apply_form(in_float, target, form, registry.operators)
+    inputs = take_one_sample(graph, example)
+    with log.stage("Timing") as stage, compile_temporarily(in_float, target) as other:
+        found = compare_speed(target, artifact, other, inputs)
+        stage.done(", ".join(map(str, found)))
+    if any(each.is_faster is False for each in found):
+        log.warning(
+            f"{artifact.path.name} is slower than float in {target.name}: {', '.join(map(str, found))}."
+            f"{advise(target, graph, artifact, inputs)}"
+        )
+    return replace(artifact, facts={**artifact.facts, "speed": found})
 
 
 def artifact_path(file: Any, deployment: BaseDeploymentSettings, registry: Registry) -> Path:

@@ -60,7 +60,15 @@ def explain_module(module: CompiledModule, deployment_settings: BaseDeploymentSe
     plan = plan_for(module, graph, deployment)
     with outside_autocast():
         target, example = target_for(deployment, state.registry), list_examples(module, graph, None)[0]
-        return explain(graph, plan, target, state.registry, example, form=current_configuration())
+        return explain(
+            graph,
+            plan,
+            target,
+            state.registry,
+            example,
+            form=current_configuration(),
+            is_timed=state.options.compare_after_export,
+        )
 
 
 def draw_module(module: CompiledModule, path: str | PathLike[str], explanation: Explanation | None) -> Path:

@@ -266,7 +266,8 @@ class ClikaCompileOptions:
     """Run the graph after each pass and report the pass that changes results (slow; for authors of passes)."""
 
     compare_after_export: bool = True
-    """Load each artifact in its runtime and compare it with the ClikaModule."""
+    """Load each artifact in its runtime, compare it with the ClikaModule, and a quantized one with the speed of float.
+    """
 
     external_data: bool = False
     """Write weights to a file next to the artifact even if one file could hold them (2 GB)."""

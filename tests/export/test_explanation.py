@@ -135,8 +135,11 @@ def test_explanation_str_table_and_summary():
     """The text is a table with a summary line."""
     lines = str(compile_quantized().clika_explain()).splitlines()
     assert lines[0].split()[:3] == ["layer", "operator", "MACs"]
-    assert lines[1].split() == ["0.0", "conv2d", f"{4 * 8 * 36 * 27:,}", "int8", "int8"]
-    assert lines[-1].startswith("onnxruntime: 4 of 4 nodes planned as quantized run quantized, with 100.0%")
+    assert lines[1].split()[:-1] == ["0.0", "conv2d", f"{4 * 8 * 36 * 27:,}", "int8", "int8"]
+    assert lines[1].endswith("%")  # of the time
+    assert any(
+        line.startswith("onnxruntime: 4 of 4 nodes planned as quantized run quantized, with 100.0%") for line in lines
+    )
 
 
 @pytest.mark.parametrize("is_planned", [True, False])

@@ -92,14 +92,15 @@ def _explain_file(path: Path, name: str | None) -> FileExplanation:
     for key, owner in owners.items():
         if owner.operator not in IGNORED_OPERATORS:
             precision, _, reason = runs.get(key, NOT_REPORTED).partition(": ")
-            nodes.append({**asdict(owner), "macs": None, "planned": None, "runs": precision, "reason": reason})
+            known = {**asdict(owner), "runs": precision, "reason": reason}
+            nodes.append({**known, "macs": None, "planned": None, "is_between_int8": None, "time_share": None})
     return FileExplanation(target.describe_runtime(), nodes)
 
 
 def explanation_as_json(explanation: Explanation | FileExplanation) -> dict[str, Any]:
     """Return an explanation as plain data; for a file, the plan and the MACs are unknown."""
     if isinstance(explanation, FileExplanation):
-        unknown = {"share": None, "planned_share": None, "not_quantized": None}
+        unknown = {"share": None, "planned_share": None, "not_quantized": None, "speed": None}
         return {"target": explanation.target, "nodes": explanation.nodes, **unknown}
     return {
         "target": explanation.target,
@@ -107,4 +108,7 @@ def explanation_as_json(explanation: Explanation | FileExplanation) -> dict[str,
         "share": explanation.share(),
         "planned_share": explanation.share(planned=True),
         "not_quantized": [node.name for node in explanation.not_quantized],
+        "speed": [
+            {"threads": each.threads, "ratio": each.ratio, "is_faster": each.is_faster} for each in explanation.speed
+        ],
     }

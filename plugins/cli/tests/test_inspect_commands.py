@@ -104,9 +104,11 @@ def test_explain_saved_module_reports_int8_per_target():
     assert shown.exit_code == 0, shown.output
     assert "onnxruntime: 2 of 2 nodes planned as quantized run quantized" in shown.stdout
     found = run_json("explain", "q.clika", "--target", "ov")
-    assert {*found} == {"target", "nodes", "share", "planned_share", "not_quantized"}
+    assert {*found} == {"target", "nodes", "share", "planned_share", "not_quantized", "speed"}
     assert (found["target"], found["planned_share"]) == ("openvino", 1.0)
-    assert {*found["nodes"][0]} == {"name", "scope", "operator", "macs", "planned", "runs", "reason"}
+    facts = {"name", "scope", "operator", "macs", "planned", "runs", "reason", "is_between_int8", "time_share"}
+    assert {*found["nodes"][0]} == facts
+    assert {*found["speed"][0]} == {"threads", "ratio", "is_faster"}
 
 
 def test_explain_onnx_file_own_and_foreign(tmp_path):
@@ -116,7 +118,7 @@ def test_explain_onnx_file_own_and_foreign(tmp_path):
         ("first", "int8"),
         ("second", "int8"),
     }
-    assert {*ours} == {"target", "nodes", "share", "planned_share", "not_quantized"}
+    assert {*ours} == {"target", "nodes", "share", "planned_share", "not_quantized", "speed"}
     found = run_json("explain", foreign)
     assert [(node["name"], node["operator"], node["runs"]) for node in found["nodes"]] == [
         ("here/there", "Gemm", "float"),
