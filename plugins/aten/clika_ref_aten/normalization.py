@@ -90,8 +90,10 @@ def batch_norm(
     Mean and variance are the running statistics, or with ``training`` those of the batch. This operator never updates
     the running statistics: `running_mean_update` and `running_var_update` compute their next values, with ``momentum``.
     """
-    stats = (None, None) if training else (running_mean, running_var)
-    return torch.batch_norm(x, weight, bias, *stats, training, momentum, eps, torch.backends.cudnn.enabled)
+    # Detached, as lowering may merge statistics with equal parameters.
+    mean = None if training or running_mean is None else running_mean.detach()
+    var = None if training or running_var is None else running_var.detach()
+    return torch.batch_norm(x, weight, bias, mean, var, training, momentum, eps, torch.backends.cudnn.enabled)
 
 
 @batch_norm.onnx

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from calibrated_nets import sqnr_in_decibels
 from convolution_nets import ConvNormHead
 from loaded_copies import load_copy
 from seeded_tensors import randn
@@ -106,6 +107,15 @@ def test_quantized_forward_follows_assigned_data():
     for parameter, old in zip(module.parameters(), kept, strict=True):
         parameter.data = old
     assert torch.equal(module(make_data()), before)
+
+
+def test_quantized_forward_of_untrained_norm_records_gradients():
+    """A norm after ReLU whose statistics equal its weight and bias runs in eval mode, with gradients enabled."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval()
+    module = compile_net(model, discard_input_model=False)
+    assert torch.is_grad_enabled()
+    assert sqnr_in_decibels(model(make_data()), module(make_data())) > 20
 
 
 @pytest.mark.parametrize("settings", [ALL, None])
