@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 from torch.export.graph_signature import InputKind, InputSpec
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from clika_ref.capture.aliasing import TracedTensor
 from clika_ref.capture.importer import Importer, OperatorFallback
@@ -91,9 +92,21 @@ class ProgramImporter:
         for name, root in self.roots.items():
             if root.memory is not None and root.memory.version:
                 self.graph.set_state(name, self.importer.value_of(root))
+        self._mark_averaging_norms()
         self._check_writes()
         verify(self.graph)
         return TracedGraph(self.graph, signature, self.table.guards(self._find_shape_env()))
+
+    def _mark_averaging_norms(self) -> None:
+        """Restore ``momentum=None`` of modules: in eval mode they pass 0 to the function."""
+        modules = self.traced.callee.module.named_modules(remove_duplicate=False)
+        norms = [path for path, m in modules if isinstance(m, _BatchNorm) and m.momentum is None]
+        names = {f"{path}.running_mean".lstrip(".") for path in norms}
+        means = {self.graph.aliases.get(name, name) for name in names}
+        for node in self.graph.nodes:
+            if node.op_type == "batch_norm" and not node.attrs["training"]:
+                mean = node.inputs[3]
+                node.attrs["momentum"] = None if mean is not None and mean.name in means else node.attrs["momentum"]
 
     def _check_writes(self) -> None:
         written = {self.graph.aliases.get(name, name) for name in self.traced.written}

@@ -10,7 +10,7 @@ from clika_ref.compiled.weights import Weights, weight_paths
 from clika_ref.core.fx_execution import compile_with_fx
 from clika_ref.core.ir import Graph
 from clika_ref.lora.adapters import clone_with_dropout
-from clika_ref.quantization.qat.training_graph import with_live_norms
+from clika_ref.quantization.qat.live_norms import with_live_norms
 
 
 class FloatExecutor:

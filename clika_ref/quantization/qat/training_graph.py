@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.deferred_constants import DeferredConstant
@@ -29,6 +28,14 @@ from clika_ref.quantization.qat.fake_quantization import (
     follow_norm_multiplier,
 )
 from clika_ref.quantization.qat.learned_scales import WEIGHT_LOG_SCALE_PREFIX, log_scale_name
+from clika_ref.quantization.qat.live_norms import (
+    batch_counter_of,
+    find_frozen_norms,
+    insert_live_norm,
+    normalize_by_batch,
+    replace_output,
+    unfold_and_normalize,
+)
 from clika_ref.quantization.qdq.folded_norms import FoldedNorm, find_folded_norm
 from clika_ref.quantization.qdq.insertion import (
     Plan,
@@ -51,52 +58,6 @@ CONSTANT_NAME = "training"
 
 
 @operator()
-def unfold_and_normalize(  # noqa: PLR0917 - the signature is the schema
-    x: Tensor,
-    scale: Tensor,
-    factor: Tensor | None,
-    bias: Tensor | None,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    *,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """Normalize the output ``[n, c, ...]`` of a layer by the batch, after undoing the fold of the norm into its weight.
-
-    ``scale`` is the multiplier of the norm, ``factor`` a later multiplier of its channels. Running statistics are
-    updated. A channel with multiplier 0 is 0 before its ``beta``.
-    """
-    whole = scale.detach() if factor is None else scale.detach() * factor
-    whole = torch.where(whole == 0, torch.ones_like(whole), whole).to(x.dtype)
-    x = x / reshape_along_dim(whole, 1, x.ndim)
-    x = x if bias is None else x + reshape_along_dim(bias.to(x.dtype), 1, x.ndim)
-    result = normalize_by_batch(x, gamma, beta, mean, var, momentum=momentum, eps=eps)
-    return result if factor is None else result * reshape_along_dim(factor.to(result.dtype), 1, x.ndim)
-
-
-@operator()
-def normalize_by_batch(
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    *,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """Normalize ``x[n, c, ...]`` by the batch, and update the running statistics.
-
-    Raises:
-        ValueError: each channel has a single value, which has no variance.
-    """
-    return functional.batch_norm(x, mean, var, gamma, beta, training=True, momentum=momentum, eps=eps)
-
-
-@operator()
 def add_along_dim(x: Tensor, correction: Tensor, *, dim: int) -> Tensor:
     """Add a value for each index along a dim to ``x``."""
     return x + reshape_along_dim(correction, dim, x.ndim)
@@ -106,36 +67,6 @@ def add_along_dim(x: Tensor, correction: Tensor, *, dim: int) -> Tensor:
 def stop_gradient(x: Tensor) -> Tensor:
     """Detach ``x`` from its gradient history."""
     return x.detach()
-
-
-def with_live_norms(graph: Graph) -> Graph:
-    """Return a clone of a float graph with batch norms that normalize by the batch."""
-    clone = graph.clone()
-    norms = _find_frozen_norms(clone)
-    for node in norms:
-        _insert_live_norm(clone, node)
-    erase_dead(clone, *norms)
-    return clone
-
-
-def _find_frozen_norms(graph: Graph) -> list[Node]:
-    """Return the batch norms that were traced with their running statistics."""
-    norms = [node for node in graph.nodes if node.op_type == "batch_norm" and not node.attrs["training"]]
-    return [node for node in norms if isinstance(node.inputs[3], Value)]
-
-
-def _insert_live_norm(graph: Graph, node: Node) -> None:
-    attrs = {name: node.attrs[name] for name in ("momentum", "eps")}
-    build, readers = Builder(graph, {}, node, node.origin), node.output.uses
-    result = build(normalize_by_batch, *node.inputs, types=(node.output.type,), **attrs)
-    _replace_output(graph, node, readers, result)
-
-
-def _replace_output(graph: Graph, node: Node, readers: Sequence[Use], result: Value) -> None:
-    """Give a value the name and the readers of a node's output."""
-    for use in readers:
-        redirect_use(graph, use, result)
-    result.name, node.output.name = node.output.name, result.name
 
 
 def make_trainable(
@@ -165,7 +96,7 @@ def make_trainable(
             f"the training graph has no activation {lacking[0]!r}, but the plan quantizes it. Quantize the module "
             "again."
         )
-    live = {node.inputs[3].name: node for node in _find_frozen_norms(stored)} if has_live_norms else {}
+    live = {node.inputs[3].name: node for node in find_frozen_norms(stored)} if has_live_norms else {}
     making = _TrainingGraphBuilder(graph, stored, plan, logs, live)
     making.run()
     graph.drop_unused_constants()
@@ -230,7 +161,7 @@ class _TrainingGraphBuilder:
             self._add_scale(value, scale, front)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == "batch_norm" and isinstance(node.inputs[3], Value) and node.inputs[3].name in self.live:
-                _insert_live_norm(self.graph, node)  # not folded into a layer
+                insert_live_norm(self.graph, node, self.stored.constants)  # not folded into a layer
             elif node.op.trait.weight is not None:
                 self._train_layer(node, following)
         placed = list(self.graph.nodes)
@@ -338,13 +269,14 @@ class _TrainingGraphBuilder:
         """Unfold the norm of a layer and normalize by the batch after it; the bias correction comes last."""
         self.graph.set_input(node, node.op.trait.bias or 0, None)
         build, readers = Builder(self.graph, {}, following, node.origin), node.output.uses
-        operands = (multiplier, norm.factor, norm.bias, norm.gamma, norm.beta, norm.mean, norm.var)
+        counter = batch_counter_of(norm.mean, self.stored.constants)
+        operands = (multiplier, norm.factor, norm.bias, norm.gamma, norm.beta, norm.mean, norm.var, counter)
         attrs = {"momentum": self.live[norm.mean.name].attrs["momentum"], "eps": norm.eps}
         result = build(unfold_and_normalize, node.output, *operands, types=(node.output.type,), **attrs)
         correction = self._constant(self.plan.corrections.get(node.name))
         if correction is not None:
             result = build(add_along_dim, result, correction, types=(result.type,), dim=1)
-        _replace_output(self.graph, node, readers, result)
+        replace_output(self.graph, node, readers, result)
 
     def _compute(self, constant: Value, before: Node) -> Value:
         """Return the call that computes a deferred constant, made at its first read; other constants as they are."""

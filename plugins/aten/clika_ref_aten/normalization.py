@@ -82,18 +82,19 @@ def batch_norm(
     running_var: Tensor | None = None,
     *,
     training: bool = False,
-    momentum: float = 0.1,
+    momentum: float | None = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
     """``(x - mean[c]) / sqrt(var[c] + eps) * weight[c] + bias[c]`` for ``x[n, c, ...]``.
 
     Mean and variance are the running statistics, or with ``training`` those of the batch. This operator never updates
     the running statistics: `running_mean_update` and `running_var_update` compute their next values, with ``momentum``.
+    ``momentum=None`` marks a module that averages the statistics of all batches, as in ``torch.nn.BatchNorm2d``.
     """
     # Detached, as lowering may merge statistics with equal parameters.
     mean = None if training or running_mean is None else running_mean.detach()
     var = None if training or running_var is None else running_var.detach()
-    return torch.batch_norm(x, weight, bias, mean, var, training, momentum, eps, torch.backends.cudnn.enabled)
+    return torch.batch_norm(x, weight, bias, mean, var, training, momentum or 0.0, eps, torch.backends.cudnn.enabled)
 
 
 @batch_norm.onnx
