@@ -1,13 +1,17 @@
 """Fake quantization: floats rounded to quantized values, with gradients for the floats and for their scales.
 
 Gradients pass straight through rounding, and are 0 where an element is clipped. An element that rounds to the minimum
-or maximum is not clipped. The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a
-step moves it about as far as it moves weights. It is also divided by the squared scale: optimizers update the
-logarithm, and an SGD step along it would move the scale less by that factor.
+or maximum is not clipped. The gradient of a scale is that of LSQ, divided by ``sqrt(elements)``.
+
+Optimizers update the logarithm of a scale. Its gradient is ``sum(g * e) / sqrt(elements)``: ``g`` is the gradient of an
+element, ``e`` its rounding error, or its value if it is clipped. The result is at most ``norm(g) * rms(e)``. It does
+not depend on the unit of the tensor, and is small if nothing is clipped. LSQ instead moves the scale itself, by a step
+that does not depend on its size. A scale of 8 bits is so small that a step of SGD multiplies it many times, and
+training diverges.
 
 Sources: Bengio et al., Estimating or Propagating Gradients Through Stochastic Neurons for Conditional Computation
-(2013), for gradients through rounding; Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2, for
-those of scales.
+(2013), for gradients through rounding; Esser et al., Learned Step Size Quantization (2020), section 2.1, for those of
+scales.
 """
 
 from __future__ import annotations
@@ -21,9 +25,6 @@ from torch.autograd.function import once_differentiable
 from clika_ref.core.operators import operator
 from clika_ref.quantization.qdq.layer_weights import reshape_along_dim
 from clika_ref.quantization.qdq.qparams import INT32_BIAS_LIMIT
-
-MIN_GRADIENT_SCALE = 2.0**-13
-"""Minimum of the scale that gradients are divided by: for channels near 0 they would explode otherwise."""
 
 
 @operator()
@@ -56,12 +57,10 @@ def follow_norm_multiplier(scales: Tensor, now: Tensor, then: Tensor) -> Tensor:
 def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: int) -> Tensor:
     """Return ``(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale``: quantized and dequantized.
 
-    The gradient of the scale is reduced by the number of elements of one sample. The greatest integer is counted from
-    the zero point, in any type: 255 for values that are never negative.
+    The gradient of the scale is divided by the square root of the number of elements of one sample.
     """
     features = x.numel() // x.shape[0] if x.ndim and x.numel() else 1
-    greatest = max(high - zero_point, (high - low) // 2)  # half of the range if most of it is below the zero point
-    share = (features * greatest) ** -0.5
+    share = features**-0.5
     scale = scale if x.ndim else scale.reshape(())
     return _FakeQuantize.apply(x, scale, None, low - zero_point, high - zero_point, share)  # type: ignore[no-any-return]
 
@@ -98,7 +97,7 @@ def fake_quantize_bias(bias: Tensor, input_scale: Tensor, scales: Tensor) -> Ten
 
 
 def _fake_quantize_scaled(weight: Tensor, scales: Tensor, offsets: Tensor | None, low: int, high: int) -> Tensor:
-    share = (max(weight.numel() // max(scales.numel(), 1), 1) * high) ** -0.5
+    share = max(weight.numel() // max(scales.numel(), 1), 1) ** -0.5
     return _FakeQuantize.apply(weight, scales, offsets, low, high, share)  # type: ignore[no-any-return]
 
 
@@ -133,7 +132,6 @@ class _FakeQuantize(torch.autograd.Function):
                 steps.mul_(passed).mul_(scale).addcmul_(gradient, quantized, value=-1)
             )  # large allocations are slow
             of_scale = scale_gradient.sum_to_size(scale.shape) / scale * -ctx.share
-            of_scale = of_scale / scale.clamp(min=MIN_GRADIENT_SCALE).square()
         return passed.to(x.dtype), of_scale, None, None, None, None
 
 
