@@ -114,6 +114,7 @@ bench-trained: $(VENV)/trained.stamp
 
 bench-training: $(VENV)/peers.stamp
 	$(BIN)/python -m benchmarks qat
+	$(BIN)/python -m benchmarks learning-rates
 	$(BIN)/python -m benchmarks digits
 	$(BIN)/python -m benchmarks pruning
 	$(BIN)/python -m benchmarks checkpoints

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import learning_rates
 from benchmarks.ptq import audio, detection
 from benchmarks.ptq.decisions import DECISIONS
 
@@ -77,3 +78,13 @@ def test_make_tones_pitch_is_in_its_range():
     assert not torch.equal(sounds, audio.make_tones(4, 4096, 1))
     spectra = audio.make_spectra(sounds, 1024, 256)
     assert (spectra.argmax(1) * audio.SAMPLE_RATE / 1024 < 3000).all()
+
+
+@pytest.mark.parametrize("network", learning_rates.NETWORKS)
+def test_learning_rates_benchmark_trains_each_optimizer(network, monkeypatch):
+    """Float, fixed and learned scales have an accuracy for each optimizer and learning rate."""
+    monkeypatch.setattr(learning_rates, "FLOAT_STEPS", 2)
+    found = learning_rates.main(network, "0", "1")
+    assert [o.rate for o in learning_rates.OPTIMIZERS if o.name == "SGD"] == [1e-4, 1e-3, 1e-2, 5e-2, 1e-1]
+    assert len(found) == len(learning_rates.OPTIMIZERS)
+    assert all(each.keys() == {"float", "fixed", "learned"} and min(each.values()) > 0 for each in found)
