@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugin
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help install demo test test-all docs pictures conformance neighborhoods mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-training clean
+.PHONY: help install demo test test-all docs pictures conformance neighborhoods mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-observers bench-training clean
 
 help:
 	@echo "make install  build the environment in .venv, with everything for development"
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-ptq  compare INT8 with onnxruntime's own quantization and NNCF"
 	@echo "make bench-targets  compare INT8 for OpenVINO with NNCF; quantize twenty architectures for OpenVINO and TensorRT"
 	@echo "make bench-trained  compare INT8 for networks with trained weights, in both runtimes"
+	@echo "make bench-observers  compare the default ranges with those of each observer: on loud samples, and on larger inputs"
 	@echo "make bench-training  measure training after compression, pruning and saved files"
 	@echo "make clean   remove the environment and the caches"
 
@@ -111,6 +112,9 @@ bench-targets: $(VENV)/peers.stamp
 
 bench-trained: $(VENV)/trained.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks trained
+
+bench-observers: $(VENV)/trained.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks observers
 
 bench-training: $(VENV)/peers.stamp
 	$(BIN)/python -m benchmarks qat

@@ -20,8 +20,8 @@ from benchmarks import (
     report,
     scaling,
 )
+from benchmarks.ptq import observers, trained
 from benchmarks.ptq import run as ptq
-from benchmarks.ptq import trained
 from benchmarks.targets import run as targets
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "forward": forward.run,
     "ptq": ptq.run,
     "trained": trained.run,
+    "observers": observers.run,
     "qat": qat.run,
     "learning-rates": learning_rates.run,
     "pruning": pruning.run,
