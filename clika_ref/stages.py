@@ -24,7 +24,7 @@ also take the `Registry` of plugins.
 | sensitivity | `estimate_sensitivities` | `Graph`, `Placement`, `Plan`, inputs -> `Sensitivities` |
 | mixed precision | `select_float_layers` | `Sensitivities` -> layers to keep in float, with reasons |
 | observers | `search_observers` | `Planner`, `Placement` -> `ObserverSearchResult` |
-| evaluation | `CandidateEvaluation` | `Plan` -> output error on a batch |
+| evaluation | `CandidateEvaluation` | `Plan` -> output error on batches |
 | SmoothQuant | `search_smoothing_factors` | `Graph`, inputs -> factors for the channels of activations |
 | GPTQ | `round_weights` | `Graph`, `Plan`, batches -> `RoundedWeight` for each layer |
 | bias correction | `BiasShifts` | `Graph`, `Plan`, batches -> a correction for each layer |

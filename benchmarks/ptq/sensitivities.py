@@ -112,7 +112,7 @@ class SensitivityStudy:
         count, evaluations = 0, list[CandidateEvaluation]()
         for inputs in self.test:
             if count < samples:
-                evaluations.append(CandidateEvaluation(self.graph, self.registry.operators, inputs))
+                evaluations.append(CandidateEvaluation(self.graph, self.registry.operators, [inputs]))
                 count += len(inputs[0])
         return evaluations
 
@@ -123,9 +123,9 @@ class SensitivityStudy:
 
     def _measure_sqnr(self, found: Quantization) -> float:
         evaluations = self._make_evaluations(PLAN_SAMPLES)
-        outputs = torch.cat([evaluation.outputs[0] for evaluation in evaluations]).double()
+        outputs = torch.cat([evaluation.outputs[0][0] for evaluation in evaluations]).double()
         signal = float((outputs - outputs.mean(0)).square().sum())
-        noise = sum(evaluation.error(found.plan) * sum_squares(evaluation.outputs[0]) for evaluation in evaluations)
+        noise = sum(evaluation.error(found.plan) * sum_squares(evaluation.outputs[0][0]) for evaluation in evaluations)
         return ratio_in_decibels(signal, noise)
 
 

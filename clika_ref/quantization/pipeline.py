@@ -12,7 +12,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.quantization_scheme import QuantizationScheme, WeightOnlyScheme
 from clika_ref.quantization.algorithms.bias_correction import BiasShifts
-from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
+from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation, select_evaluation_batches
 from clika_ref.quantization.algorithms.gptq import round_weights
 from clika_ref.quantization.algorithms.mixed_precision import select_float_layers
 from clika_ref.quantization.algorithms.sensitivity import (
@@ -23,7 +23,7 @@ from clika_ref.quantization.algorithms.sensitivity import (
     variance_share,
 )
 from clika_ref.quantization.algorithms.weight_only import list_layer_options, quantize_weights_only
-from clika_ref.quantization.calibration.calibrator import MAX_FITTED_BATCHES, Calibration
+from clika_ref.quantization.calibration.calibrator import Calibration, take_batches
 from clika_ref.quantization.calibration.observer_search import (
     OBSERVER_CANDIDATES,
     ObserverSearchResult,
@@ -46,12 +46,16 @@ from clika_ref.settings.quantization import QuantizationSettings
 SKIP_TAIL_REASON = "skip_tail_quantization: it is the last layer before an output"
 
 
+MIN_SAMPLES_TO_CORRECT = 4
+"""Samples that bias corrections are fitted to before they are evaluated: the shift of one sample is mostly noise."""
+
+
 @dataclass
 class QuantizationPipeline:
     """Decides how one calibrated graph is quantized; results that do not depend on the threshold are computed once.
 
-    Sensitivities and corrections are estimated on the first calibration batch, and evaluated on the second one if there
-    is one.
+    Sensitivities and corrections are estimated on the first calibration batch, and candidates are evaluated on several
+    held-out ones.
 
     Raises:
         ModelError: a width or block size is requested that the target does not support; or all calibration data is 0.
@@ -135,11 +139,13 @@ class QuantizationPipeline:
     def _decide_with_activations(self, settings: QuantizationSettings) -> Quantization:
         search = self.observer_search
         sensitivities, placement = search.sensitivities, self.placement
-        plan, error = replace(search.plan), search.error
         forced = self._find_forced_layers(settings)
         too_sensitive = _find_sensitive_layers(sensitivities, settings, forced)
         if too_sensitive:
             placement, plan, error = self._place_without(too_sensitive)
+        else:
+            plan = replace(search.plan)
+            error = self.evaluation.error(plan)
         cheap = self._find_cheap_layers(settings, {*too_sensitive, *forced})
         if cheap:
             mixed_placement, mixed_plan, mixed_error = self._place_without({**too_sensitive, **cheap})
@@ -150,7 +156,7 @@ class QuantizationPipeline:
         remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
         reports = layer_reports(placement, sensitivities.of, self.scheme)
-        varying = variance_share(sensitivities.outputs, self.evaluation.outputs)
+        varying = variance_share(sensitivities.outputs, *self.evaluation.outputs)
         parts = {
             n.name: replace(part, own=part.own * remaining.get(n.name, 1.0))
             for n, part in sensitivities.parts.items()
@@ -188,24 +194,37 @@ class QuantizationPipeline:
     def _round_weights(self, plan: Plan, remaining: dict[str, float]) -> Plan:
         """Return a plan with weights rounded by GPTQ; ``remaining`` receives the remaining share of each error."""
         only_cheap = self.options.gptq == "auto"
-        batches = [self.calibration.reservoir.batches[i] for i in self._fitted_batches[: 1 if only_cheap else None]]
+        kept = self.calibration.reservoir
+        batches = [kept.batches[i] for i in kept.fitted_indices[: 1 if only_cheap else None]]
         found = round_weights(self._graph, plan, batches, only_cheap=only_cheap)
         remaining.update({name: rounded.left for name, rounded in found.items()})
         return replace(plan, offsets={name: rounded.offsets for name, rounded in found.items()})
 
     def _correct_biases(self, plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a plan with bias correction, if it helps on one batch; further batches then refine it."""
-        shifts, (first, *more) = BiasShifts(self._graph, plan, self.operators), self._fitted_batches
+        """Return a plan with bias correction, if few samples show that it helps; further batches then refine it."""
+        shifts, first = BiasShifts(self._graph, plan, self.operators), self._first_fitted
+        more = self.calibration.reservoir.fitted_indices[len(first) :]
 
         def correct(batches: Sequence[int], plan: Plan) -> Plan:
-            for number in batches:
-                shifts.add(self.calibration.reservoir.batches[number], self.calibration.batch_means(number))
+            self._add_shifts(shifts, batches)
             return replace(plan, corrections=shifts.corrections())
 
-        plan, error = self._try_change(self.options.bias_correction, partial(correct, [first]), plan, error)
+        plan, error = self._try_change(self.options.bias_correction, partial(correct, first), plan, error)
         if plan.corrections and more:
             plan, error = self._try_change(self.options.bias_correction, partial(correct, more), plan, error)
         return plan, error
+
+    @property
+    def _first_fitted(self) -> list[int]:
+        """Indices of the batches that bias corrections are fitted to before they are evaluated."""
+        kept = self.calibration.reservoir
+        samples = take_batches((kept.batches[number] for number in kept.fitted_indices), MIN_SAMPLES_TO_CORRECT)
+        return kept.fitted_indices[: len(samples)]
+
+    def _add_shifts(self, shifts: BiasShifts, batches: Sequence[int]) -> None:
+        """Measure the shifts that bias correction removes on kept batches."""
+        for number in batches:
+            shifts.add(self.calibration.reservoir.batches[number], self.calibration.batch_means(number))
 
     @property
     def _is_time_over(self) -> bool:
@@ -223,12 +242,6 @@ class QuantizationPipeline:
     @property
     def _graph(self) -> Graph:
         return self.calibration.graph
-
-    @property
-    def _fitted_batches(self) -> list[int]:
-        """Indices of the batches that weights and biases are fitted to; the second batch is for evaluation."""
-        first, *others = range(len(self.calibration.reservoir.batches))
-        return [first, *others[1:]][:MAX_FITTED_BATCHES]
 
     @cached_property
     def _user_skips(self) -> dict[Node, str]:
@@ -266,14 +279,29 @@ class QuantizationPipeline:
 
     @cached_property
     def evaluation(self) -> CandidateEvaluation:
-        """Measures the output error of a plan on the second calibration batch, or the only one."""
-        return CandidateEvaluation(self._graph, self.operators, self.calibration.reservoir.batches[:2][-1])
+        """Measures the output error of a plan on samples of several held-out batches."""
+        kept = self.calibration.reservoir
+        held_out = select_evaluation_batches([kept.batches[i] for i in kept.evaluation_indices])
+        return CandidateEvaluation(self._graph, self.operators, held_out)
 
     @cached_property
     def observer_search(self) -> ObserverSearchResult:
         """The best observer of each activation, with the sensitivities of all layers."""
         observers = OBSERVER_CANDIDATES[self.options.observer][: 1 if self._is_time_over else None]
-        return search_observers(self.planner, self.placement, self.evaluation, self._estimate_sensitivities, observers)
+        return search_observers(
+            self.planner, self.placement, self._measure_corrected, self._estimate_sensitivities, observers
+        )
+
+    def _measure_corrected(self, plan: Plan) -> float:
+        """Return the error of a plan on data, with bias correction unless it is off.
+
+        Bias correction removes most of the error of some networks, and not the same share for all ranges.
+        """
+        if self.options.bias_correction != "off" and not plan.is_empty:
+            shifts = BiasShifts(self._graph, plan, self.operators)
+            self._add_shifts(shifts, self._first_fitted)
+            plan = replace(plan, corrections=shifts.corrections())
+        return self.evaluation.error(plan)
 
     def _estimate_sensitivities(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
         seen, inputs = self.calibration.table.values, self.calibration.reservoir.batches[0]

@@ -286,8 +286,8 @@ class ClikaCompileOptions:
     observer: str = "auto"
     """The quantized range of an activation: ``"min-max"``, ``"mean-min-max"`` (averaged over batches),
     ``"percentile-99.99"``, ``"percentile-99.999"``, or ``"mse"`` (least mean squared error). ``"every"`` chooses the
-    best of these for each tensor by the error of the outputs. ``"auto"`` chooses between ``"mean-min-max"`` and
-    ``"mse"``, which is faster.
+    best of these for each tensor by the error of the outputs. ``"auto"`` chooses between ``"min-max"`` and ``"mse"``,
+    which is faster.
     """
 
     smooth_quant: Switch = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,30 +12,70 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
-from clika_ref.quantization.algorithms.sqnr import relative_squared_error
+from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squared_error, sum_squares
+from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.graph_runs import run_graph
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
+
+MIN_EVALUATION_SAMPLES = 4
+"""Samples to evaluate candidates on, or more: a whole batch takes little longer than one of its samples."""
 
 
 @dataclass
 class CandidateEvaluation:
-    """A graph, and inputs to compare its plans on."""
+    """A graph, and batches to compare its plans on."""
 
     graph: Graph
     operators: Mapping[str, Operator]
     """The operators of the registry."""
-    inputs: Sequence[Tensor]
+    batches: Sequence[Sequence[Tensor]]
+    """Inputs of the graph; their shapes may differ."""
 
     @cached_property
-    def outputs(self) -> list[Tensor]:
-        """Outputs of the graph in float: one tensor for each output, without integer tensors."""
-        with torch.no_grad():
-            return [o for o in run_graph(self.graph, self.inputs) if o.is_floating_point()]
+    def outputs(self) -> list[list[Tensor]]:
+        """Outputs of the graph in float for each batch: one tensor for each output, without integer tensors."""
+        return [self._run(self.graph, inputs) for inputs in self.batches]
 
-    @torch.no_grad()
     def error(self, plan: Plan) -> float:
-        """Return ``||Q - F||^2 / ||F||^2``, averaged over all float outputs that are not 0."""
+        """Return ``||Q - F||^2 / ||F||^2`` over all batches, averaged over all float outputs that are not 0."""
         twin = self.graph.clone()
         quantize_graph(twin, plan, self.operators)
-        found = [o for o in run_graph(twin, self.inputs) if o.is_floating_point()]
-        return relative_squared_error(found, self.outputs)
+        errors = [
+            [(sum_squared_error(f, w), sum_squares(w)) for f, w in zip(self._run(twin, inputs), expected, strict=True)]
+            for inputs, expected in zip(self.batches, self.outputs, strict=True)
+        ]
+        return mean_ratio((sum(e for e, _ in parts), sum(w for _, w in parts)) for parts in zip(*errors, strict=True))
+
+    @torch.no_grad()
+    def _run(self, graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [o for o in run_graph(graph, inputs) if o.is_floating_point()]
+
+
+def select_evaluation_batches(batches: Sequence[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
+    """Return few batches with samples from the quietest to the loudest, as data may vary from sample to sample.
+
+    Samples of batches with equal shapes are mixed. A mixed batch has the size of a given one, which the graph is known
+    to accept. Other batches are returned as they are, two at least.
+    """
+    first = batches[0]
+    size = sample_count(first)
+    count = math.ceil(MIN_EVALUATION_SAMPLES / size)
+    alike = [batch for batch in batches if [x.shape for x in batch] == [x.shape for x in first]]
+    if len(alike) < 2 or any(x.shape[:1] != (size,) for x in first):
+        return _space_by_loudness(batches, max(count, 2))
+    samples = _space_by_loudness([[x[i : i + 1] for x in batch] for batch in alike for i in range(size)], count * size)
+    mixed = [samples[start : start + size] for start in range(0, len(samples) // size * size, size)]
+    return [[torch.cat(tensors) for tensors in zip(*batch, strict=True)] for batch in mixed]
+
+
+def _space_by_loudness(batches: Sequence[Sequence[Tensor]], count: int) -> list[Sequence[Tensor]]:
+    """Return this many batches, or all, at equal distances from the quietest to the loudest."""
+    ordered = sorted(batches, key=_loudness)
+    last, count = len(ordered) - 1, min(count, len(ordered))
+    return [ordered[round(number * last / max(count - 1, 1))] for number in range(count)]
+
+
+def _loudness(batch: Sequence[Tensor]) -> float:
+    """Return the mean square of the float inputs."""
+    floats = [x for x in batch if x.is_floating_point()]
+    return sum(sum_squares(x) for x in floats) / max(sum(x.numel() for x in floats), 1)

@@ -22,7 +22,7 @@ from clika_ref.quantization.qdq.layer_weights import channel_means
 from clika_ref.targets.size_statistics import SymbolSizes, symbol_sizes_of
 
 MAX_FITTED_BATCHES = 8
-"""Maximum number of batches that weights and biases are fitted to; one more batch is held out for evaluation."""
+"""Maximum number of batches that weights and biases are fitted to; others are held out for evaluation."""
 
 MAX_RESERVOIR_BYTES = 64 * 2**20
 """Size limit of the calibration inputs that are kept; algorithms are compared on these."""
@@ -75,6 +75,17 @@ class Reservoir:
             self.batches.append([t.detach().clone() for t in inputs])
             self.used_bytes += size
 
+    @property
+    def evaluation_indices(self) -> list[int]:
+        """Indices of the batches that candidates are evaluated on: every other one, or the only one."""
+        count = len(self.batches)
+        return [*range(1, count, 2 if count > 3 else 1)] or [*range(count)]
+
+    @property
+    def fitted_indices(self) -> list[int]:
+        """Indices of the batches that weights and biases are fitted to; only a single batch is also held out."""
+        return [0, *range(2, len(self.batches) if len(self.batches) > 3 else 0, 2)][:MAX_FITTED_BATCHES]
+
 
 @dataclass
 class Calibration:
@@ -108,9 +119,10 @@ class Calibration:
         found: dict[str, BatchStatistics] = {}
         means: dict[str, Tensor] = {}
         number, index = self.table.batches + 1, len(self.reservoir.batches)
+        may_be_fitted = index in range(0, 2 * MAX_FITTED_BATCHES, 2)
 
         def observe(node: Node, results: tuple[Tensor, ...]) -> None:
-            if index <= MAX_FITTED_BATCHES:
+            if may_be_fitted:
                 _record_means(means, node, results)
             if is_move_of_observed_value(node):  # same elements as its operand
                 return
@@ -130,7 +142,7 @@ class Calibration:
         self.table.first = self.table.first if self.table.batches else batch_fingerprint(inputs)
         self.table.add(found)
         self.keep(inputs)
-        if index <= MAX_FITTED_BATCHES and index < len(self.reservoir.batches):
+        if may_be_fitted and index < len(self.reservoir.batches):
             self._means[index] = means
 
     def batch_means(self, index: int) -> Mapping[str, Tensor]:

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from clika_ref.core.errors import format_count
-from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
 from clika_ref.quantization.algorithms.sensitivity import Sensitivities
 from clika_ref.quantization.calibration.observers import OBSERVERS
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.quantization.qdq.planning import Planner
 
-DEFAULT_OBSERVER = "mean-min-max"
-"""Default observer: better if rare elements matter, as in convolutional networks."""
+DEFAULT_OBSERVER = "min-max"
+"""Default observer: better if rare elements matter, as in convolutional networks, or if samples vary in loudness."""
 
 ALTERNATIVE_OBSERVER = "mse"
 """Alternative observer: better if rare elements belong to a few tokens."""
@@ -32,8 +31,17 @@ Each further observer makes sensitivity estimation a fifth longer, and stores th
 By default, only the two that differ most are tried.
 """
 
+MAX_SHARE_RATIO = 0.8
+"""Error of an activation that another observer may leave, relative to the default, which holds for more inputs."""
+
+MAX_ERROR_RATIO = 0.95
+"""The same for the error of the whole model on held-out data."""
+
 SensitivityEstimator = Callable[[Plan, Sequence[Plan]], Sensitivities]
 """Estimates the sensitivities of a plan's layers, and the errors of its activations with the scales of rival plans."""
+
+ErrorMeasurement = Callable[[Plan], float]
+"""Measures the output error of a plan on held-out data, with the corrections that it will receive."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class ObserverSearchResult:
     plan: Plan
     """The plan with the ranges of these observers."""
     error: float
-    """Error of the outputs on held-out data."""
+    """Error of the outputs on held-out data, as measured."""
     sensitivities: Sensitivities
     """Sensitivities of all layers with this plan."""
     own: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -53,7 +61,7 @@ class ObserverSearchResult:
 
     @property
     def observers(self) -> str:
-        """The observers in use, as text: ``mean-min-max, mse for 2 tensors``."""
+        """The observers in use, as text: ``min-max, mse for 2 tensors``."""
         counts = Counter(self.own.values())
         return ", ".join(
             (self.observer, *(f"{name} for {format_count(count, 'tensor')}" for name, count in counts.items()))
@@ -67,34 +75,38 @@ class ObserverSearchResult:
 def search_observers(
     planner: Planner,
     placement: Placement,
-    evaluation: CandidateEvaluation,
+    measure: ErrorMeasurement,
     estimate: SensitivityEstimator,
     observers: Sequence[str] = OBSERVER_CANDIDATES["auto"],
 ) -> ObserverSearchResult:
-    """Choose the observers whose plan has the least output error on held-out data.
+    """Choose the observers whose plan has a low output error on held-out data; the first one unless others gain.
 
     Up to three plans are evaluated: the first observer for all activations; the best observer for each activation; and,
-    if that reduces the error, the other observer with the least predicted error for all activations.
+    if that reduces the error, the other observer with the least predicted error for all activations. Each further plan
+    must reduce the error to `MAX_ERROR_RATIO`.
 
     Args:
         planner: computes a plan from the calibration of the graph.
         placement: the activations and nodes to quantize.
-        evaluation: evaluates plans.
+        measure: measures the output error of a plan.
         estimate: estimates the effect of quantizing each activation on the outputs.
         observers: the observers to try.
     """
     first, *others = observers
     plan, *rivals = (planner.plan(placement, observer) for observer in observers)
     sensitivities = estimate(plan, rivals)
-    default = ObserverSearchResult(first, plan, evaluation.error(plan), sensitivities)
-    mixed = _choose_per_activation(default, others, planner, placement, evaluation)
+    default = ObserverSearchResult(first, plan, measure(plan), sensitivities)
+    mixed = _choose_per_activation(default, others, planner, placement, measure)
     if mixed.error >= default.error:
         return default
     other, rival, shares = min(
         zip(others, rivals, sensitivities.rivals, strict=True), key=lambda candidate: sum(candidate[2].values())
     )
-    uniform = ObserverSearchResult(other, rival, evaluation.error(rival), sensitivities.with_shares(shares))
-    return min(mixed, uniform, key=lambda result: result.error)
+    uniform = ObserverSearchResult(other, rival, measure(rival), sensitivities.with_shares(shares))
+    best = default
+    for candidate in (mixed, uniform):
+        best = candidate if candidate.error < MAX_ERROR_RATIO * best.error else best
+    return best
 
 
 def _choose_per_activation(
@@ -102,12 +114,12 @@ def _choose_per_activation(
     others: Sequence[str],
     planner: Planner,
     placement: Placement,
-    evaluation: CandidateEvaluation,
+    measure: ErrorMeasurement,
 ) -> ObserverSearchResult:
     """Choose for each activation the observer with the least error, estimated as if it alone were quantized.
 
-    An activation whose elements were only moved shares the range of its source. The observer of a source minimizes the
-    sum of their errors.
+    An observer other than the default must reduce the error to `MAX_SHARE_RATIO`. An activation whose elements were
+    only moved shares the range of its source. The observer of a source minimizes the sum of their errors.
     """
     sensitivities = default.sensitivities
     sources = {value.name: source.name for value, source in placement.scale_sources.items()}
@@ -120,7 +132,8 @@ def _choose_per_activation(
     }
 
     def sum_shares(names: Sequence[str], observer: str) -> float:
-        return sum(shares_by_observer[observer][name] for name in names)
+        ratio = MAX_SHARE_RATIO if observer == default.observer else 1.0
+        return ratio * sum(shares_by_observer[observer][name] for name in names)
 
     best = {
         source: min(shares_by_observer, key=partial(sum_shares, names)) for source, names in names_by_source.items()
@@ -130,4 +143,4 @@ def _choose_per_activation(
         return default
     plan = planner.plan(placement, default.observer, own)
     shares = {name: shares_by_observer[best[sources.get(name, name)]][name] for name in sensitivities.shares}
-    return ObserverSearchResult(default.observer, plan, evaluation.error(plan), sensitivities.with_shares(shares), own)
+    return ObserverSearchResult(default.observer, plan, measure(plan), sensitivities.with_shares(shares), own)

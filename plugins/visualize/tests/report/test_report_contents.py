@@ -78,7 +78,7 @@ def test_clika_report_activations_show_range_and_observer(module, contents):
             256,
         )
         assert quantized["high"] - quantized["low"] == pytest.approx(255 * scale.scale)
-        assert quantized["observer"] in ("mean-min-max", "mse")
+        assert quantized["observer"] in ("min-max", "mse")
         source = table.values[observed["source"] or name]
         assert (observed["low"], observed["high"], observed["batches"]) == (source.low, source.high, 2)
         assert sum(observed["histogram"]["counts"]) == source.histogram.total
