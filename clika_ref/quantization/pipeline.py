@@ -288,20 +288,30 @@ class QuantizationPipeline:
     def observer_search(self) -> ObserverSearchResult:
         """The best observer of each activation, with the sensitivities of all layers."""
         observers = OBSERVER_CANDIDATES[self.options.observer][: 1 if self._is_time_over else None]
-        return search_observers(
-            self.planner, self.placement, self._measure_corrected, self._estimate_sensitivities, observers
-        )
+        measure = self._make_measurement()
+        return search_observers(self.planner, self.placement, measure, self._estimate_sensitivities, observers)
 
-    def _measure_corrected(self, plan: Plan) -> float:
-        """Return the error of a plan on data, with bias correction unless it is off.
+    def _make_measurement(self) -> Callable[[Plan], float]:
+        """Return a function that measures the errors of plans on data, with bias correction if that helps the first.
 
         Bias correction removes most of the error of some networks, and not the same share for all ranges.
         """
-        if self.options.bias_correction != "off" and not plan.is_empty:
+        switch, is_helpful = self.options.bias_correction, None
+
+        def measure(plan: Plan) -> float:
+            nonlocal is_helpful
+            if switch == "off" or plan.is_empty or is_helpful is False:
+                return self.evaluation.error(plan)
             shifts = BiasShifts(self._graph, plan, self.operators)
             self._add_shifts(shifts, self._first_fitted)
-            plan = replace(plan, corrections=shifts.corrections())
-        return self.evaluation.error(plan)
+            corrected = self.evaluation.error(replace(plan, corrections=shifts.corrections()))
+            if is_helpful or switch == "on":
+                return corrected
+            error = self.evaluation.error(plan)
+            is_helpful = corrected < error
+            return min(corrected, error)
+
+        return measure
 
     def _estimate_sensitivities(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
         seen, inputs = self.calibration.table.values, self.calibration.reservoir.batches[0]

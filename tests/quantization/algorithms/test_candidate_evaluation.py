@@ -273,6 +273,33 @@ def test_bias_correction_kept_only_if_other_batch_improves(monkeypatch):
     assert not quantize(calibrate()).plan.corrections
 
 
+def measure_first_plan(switch):
+    """The error of min-max that the observer search compares, and the error without bias correction."""
+    calibration, settings = calibrate(), QuantizationSettings()
+    chosen, options = (
+        resolve_node_settings(calibration.graph, settings, {}),
+        ClikaCompileOptions(bias_correction=switch),
+    )
+    made = pipeline.QuantizationPipeline(calibration, SCHEME, chosen, settings, OPERATORS, options)
+    plan = made.planner.plan(made.placement, "min-max")
+    return made.observer_search.error, made.evaluation.error(plan)
+
+
+def test_observer_search_compares_with_bias_correction(monkeypatch):
+    """Observers are compared with bias correction, unless it is off or increases the error."""
+    monkeypatch.setitem(observer_search.OBSERVER_CANDIDATES, "auto", ("min-max",))
+    error, without = measure_first_plan("auto")
+    assert error < without
+    error, without = measure_first_plan("off")
+    assert error == without
+    shift = {"linear": torch.ones(32)}
+    monkeypatch.setattr(pipeline.BiasShifts, "corrections", lambda _: shift)
+    error, without = measure_first_plan("auto")
+    assert error == without
+    error, without = measure_first_plan("on")
+    assert error > without
+
+
 @pytest.mark.parametrize(("size", "fitted"), [(1, [4, 8]), (3, [2, 8]), (4, [1, 8])])
 def test_bias_correction_evaluated_after_four_samples(monkeypatch, size, fitted):
     """Bias corrections are fitted to four samples or more before they are evaluated."""
