@@ -153,6 +153,8 @@ def decide_quantization(
         is_timed = request.options.optimize_for == "latency" and not found.plan.is_empty
         return _drop_slow_parts(found, stages, graph, request, registry) if is_timed else found
 
+    if request.target.scheme_note:
+        log.show(f"{request.target.name}: {request.target.scheme_note}")
     with log.stage("Quantizing") as stage:
         values = sorted(stages.calibration.table.values)
         for number, name in enumerate(values, 1):

@@ -33,6 +33,8 @@ class Target(ABC):
     """The name that deployment settings use for it."""
     scheme: QuantizationScheme | None = None
     """Its quantization scheme. Without one, models run in float."""
+    scheme_note: str = ""
+    """A note on the scheme for the log of each quantization; empty if there is none."""
     arithmetic: Sequence[Arithmetic] = ()
     """The float formats that it computes in, if they differ from the dtypes of its tensors.
 

@@ -29,6 +29,13 @@ def cpu_name() -> str:
     return next(named, "") or platform.machine()
 
 
+def cpu_class() -> str:
+    """Return the class of this CPU in tables of measured times: by the instructions for INT8."""
+    if is_arm():
+        return "arm"
+    return "x86-vnni" if cpu_flags() & INT32_ACCUMULATION_FLAGS else "x86"
+
+
 def is_arm() -> bool:
     """Return whether this is a 64-bit ARM CPU."""
     return platform.machine().lower() in ("arm64", "aarch64")

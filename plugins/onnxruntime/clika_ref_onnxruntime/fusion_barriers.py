@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
@@ -15,7 +17,21 @@ PASSED_OPERATORS = MOVING_OPERATORS | {"MaxPool"}
 """Operators that ONNX Runtime may move quantize and dequantize nodes across (``propagate_qdq_ops.cc``)."""
 
 
-def prevent_fusion(model: ir.Model) -> None:
+ISLAND_OPERATORS: Mapping[str, frozenset[str]] = {
+    "add": frozenset({"Add"}),
+    "mul": frozenset({"Mul"}),
+    "cat": frozenset({"Concat"}),
+    "sigmoid": frozenset({"Sigmoid"}),
+    "leaky_relu": frozenset({"LeakyRelu"}),
+    "avg_pool2d": frozenset({"AveragePool"}),
+    "adaptive_avg_pool2d": frozenset({"AveragePool", "GlobalAveragePool"}),
+    "max_pool2d": frozenset({"MaxPool"}),
+    "upsample_nearest2d": frozenset({"Resize"}),
+}
+"""ONNX operators that run in INT8 between INT8 layers, by the operator that they are the lowering of."""
+
+
+def prevent_fusion(model: ir.Model, float_islands: Collection[str] = ()) -> None:
     """Replace some nodes by equivalent ones that are not fused (ONNX Runtime 1.31).
 
     An addition becomes ``Sum``:
@@ -36,7 +52,9 @@ def prevent_fusion(model: ir.Model) -> None:
       for all channels, and runs the layer in INT8.
     - ``Softmax`` of a dequantized input. Otherwise it runs as QLinearSoftmax, with a table of rounded exponentials.
     - ``MaxPool`` with indices. Otherwise its input is quantized, and the indices are those of other elements.
+    - The operators of ``float_islands`` after a dequantized input, which are faster in float.
     """
+    islands = frozenset[str]().union(*(ISLAND_OPERATORS[name] for name in float_islands))
     for node in [*model.graph]:
         result = node.outputs[0]
         if (
@@ -47,7 +65,7 @@ def prevent_fusion(model: ir.Model) -> None:
             node.op_type = "Sum"
         elif node.op_type in ("Relu", "Clip") and result.dtype == ir.DataType.FLOAT and _is_float_clip(node):
             _replace_by_min_max(model.graph, node)
-        elif _runs_in_int8_if_quantized(node):
+        elif _runs_in_int8_if_quantized(node) or (node.op_type in islands and _is_dequantized(node.inputs[0])):
             _keep_in_float(model.graph, node)
 
 

@@ -7,6 +7,7 @@ quantization; each entry is verified in ``tests/test_scheme.py``.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from clika_ref.core.quantization_scheme import (
     CONVOLUTIONS,
@@ -16,6 +17,15 @@ from clika_ref.core.quantization_scheme import (
     WeightOnlyScheme,
 )
 from clika_ref.targets import cpu
+from clika_ref.targets.island_table import (
+    IslandMeasurement,
+    installed_version,
+    select_measurement,
+    without_operators,
+)
+
+ISLANDS_PATH = Path(__file__).with_name("islands.toml")
+"""The measured times of operators between layers."""
 
 X86 = QuantizationScheme(
     activations=QuantizedType(),
@@ -24,7 +34,8 @@ X86 = QuantizationScheme(
     needs_quantized_output=CONVOLUTIONS,
     fused={"relu": {}, "relu6": {}, "hardtanh": {"min_val": 0}},
     elementwise=frozenset({"add", "mul", "cat", "sigmoid", "leaky_relu", "avg_pool2d", "adaptive_avg_pool2d"}),
-    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"}),
+    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"})
+    | {"upsample_nearest2d"},
     per_tensor_weights=frozenset({"matmul"}),
     int32_bias=CONVOLUTIONS | {"linear"},
     int32_bias_2d_or_static=frozenset({"linear"}),
@@ -45,6 +56,16 @@ def scheme_of(flags: frozenset[str], *, is_arm: bool) -> QuantizationScheme:
     return X86 if flags & cpu.INT32_ACCUMULATION_FLAGS else X86_WITHOUT_VNNI
 
 
-def scheme_here() -> QuantizationScheme:
-    """Return the scheme for this processor."""
+def full_scheme() -> QuantizationScheme:
+    """Return the scheme for this processor, with all operators that the runtime can run in INT8."""
     return scheme_of(cpu.cpu_flags(), is_arm=cpu.is_arm())
+
+
+def scheme_here() -> QuantizationScheme:
+    """Return the scheme for this processor, without the operators that INT8 does not make faster."""
+    return without_operators(full_scheme(), find_measurement()[0].slower)
+
+
+def find_measurement() -> tuple[IslandMeasurement, str]:
+    """Return the measurement nearest to the runtime and the processor here, and a note if it is of others."""
+    return select_measurement(ISLANDS_PATH, installed_version("onnxruntime"), cpu.cpu_class())

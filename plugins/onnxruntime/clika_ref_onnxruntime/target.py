@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import Target
 from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
+from clika_ref.targets.island_table import without_operators
 from clika_ref_onnxruntime.arithmetic import arithmetic_here
 from clika_ref_onnxruntime.explaining import (
     ALL_OPTIMIZATIONS,
@@ -30,7 +32,7 @@ from clika_ref_onnxruntime.explaining import (
 from clika_ref_onnxruntime.fusion_barriers import prevent_fusion
 from clika_ref_onnxruntime.kernels import find_missing_kernel
 from clika_ref_onnxruntime.profiling import PROFILED_CALLS, seconds_of_nodes
-from clika_ref_onnxruntime.scheme import scheme_here
+from clika_ref_onnxruntime.scheme import find_measurement, full_scheme, scheme_here
 
 PROVIDERS = ["CPUExecutionProvider"]
 
@@ -52,6 +54,9 @@ class OnnxRuntime(Target):
     name: str = "onnxruntime"
     scheme: QuantizationScheme | None = field(default_factory=scheme_here)
     arithmetic: Sequence[Arithmetic] = field(default_factory=arithmetic_here)
+    scheme_note: str = field(default_factory=lambda: find_measurement()[1])
+    float_islands: frozenset[str] = field(default_factory=lambda: find_measurement()[0].slower)
+    """Operators that run in float between INT8 layers, since that is faster."""
     optimization_level: str = ALL_OPTIMIZATIONS
     """The graph optimizations of a session: a name of ``onnxruntime.GraphOptimizationLevel``."""
 
@@ -76,7 +81,7 @@ class OnnxRuntime(Target):
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file."""
-        rewrite = prevent_fusion if self._optimizes else None
+        rewrite = partial(prevent_fusion, float_islands=self.float_islands) if self._optimizes else None
         external_data = options.get("external_data", False)
         written = write_artifact(graph, path, self.name, external_data=external_data, rewrite=rewrite)
         return ExplainedArtifact.of(written)
@@ -119,6 +124,11 @@ class OnnxRuntime(Target):
         problem = self.unavailable_reason()
         if problem is not None:
             raise TargetError(problem)
+
+
+def keep_islands_in_float(target: OnnxRuntime, in_float: frozenset[str]) -> OnnxRuntime:
+    """Return a target that runs operators between INT8 layers in float, and all others in INT8 if it can."""
+    return replace(target, scheme=without_operators(full_scheme(), in_float), float_islands=in_float)
 
 
 UNOPTIMIZED = OnnxRuntime("onnxruntime-unoptimized", optimization_level=NO_OPTIMIZATIONS)

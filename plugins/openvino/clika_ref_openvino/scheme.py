@@ -7,6 +7,7 @@ low precision transformations; each entry is verified in ``tests/test_scheme.py`
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from clika_ref.core.quantization_scheme import (
     CONVOLUTIONS,
@@ -18,12 +19,30 @@ from clika_ref.core.quantization_scheme import (
     WeightOnlyScheme,
 )
 from clika_ref.targets import cpu
+from clika_ref.targets.island_table import (
+    IslandMeasurement,
+    installed_version,
+    select_measurement,
+    without_operators,
+)
+
+ISLANDS_PATH = Path(__file__).with_name("islands.toml")
+"""The measured times of operators between layers."""
+
+ISLAND_OPERATORS = frozenset({"cat", "upsample_nearest2d"})
+"""Operators between layers that run in INT8 or in float, whichever is faster.
+
+Max poolings are not among them: in chains of convolutions they are up to 1.2x slower in INT8, but resnet18 is 1.04x
+faster.
+"""
 
 MIXED_SCHEME = QuantizationScheme(
     activations=QuantizedType(),
     weights=QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True),
     layers=CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | MATRIX_PRODUCTS,
-    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"}),
+    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"})
+    | {"upsample_nearest2d"},
+    shared_qparams=frozenset({"cat"}),
     quantizes_before_moves=True,
     fused_sums=FusedSums(CONVOLUTIONS, rounds_layer_result=True),
     needs_zero_point_0=TRANSPOSED_CONVOLUTIONS,
@@ -51,6 +70,21 @@ def make_symmetric(scheme: QuantizationScheme) -> QuantizationScheme:
     return replace(scheme, activations=replace(scheme.activations, is_symmetric=True))
 
 
-def scheme_here() -> QuantizationScheme:
-    """Return the scheme for this processor."""
+def full_scheme() -> QuantizationScheme:
+    """Return the scheme for this processor, with all operators that the runtime can run in INT8."""
     return avoid_overflow(MIXED_SCHEME, cpu.cpu_flags(), is_arm=cpu.is_arm())
+
+
+def scheme_here() -> QuantizationScheme:
+    """Return the scheme for this processor, without the operators that INT8 does not make faster."""
+    return keep_islands_in_float(find_measurement()[0].slower)
+
+
+def keep_islands_in_float(in_float: frozenset[str]) -> QuantizationScheme:
+    """Return the scheme for this processor, with operators between layers in float."""
+    return without_operators(full_scheme(), in_float & ISLAND_OPERATORS)
+
+
+def find_measurement() -> tuple[IslandMeasurement, str]:
+    """Return the measurement nearest to the runtime and the processor here, and a note if it is of others."""
+    return select_measurement(ISLANDS_PATH, installed_version("openvino"), cpu.cpu_class())

@@ -21,7 +21,7 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings
 from clika_ref_openvino.core import core
 from clika_ref_openvino.explaining import read_precisions, seconds_of_nodes
 from clika_ref_openvino.own_files import open_own_file
-from clika_ref_openvino.scheme import make_symmetric, scheme_here
+from clika_ref_openvino.scheme import find_measurement, make_symmetric, scheme_here
 
 OWN_SUFFIX = ".xml"
 """Suffix of OpenVINO's own files; the weights are next to them in ``.bin``."""
@@ -41,6 +41,7 @@ class OpenVino(Target):
     suffixes = (".onnx", OWN_SUFFIX)
     name: str = "openvino"
     scheme: QuantizationScheme | None = field(default_factory=scheme_here)
+    scheme_note: str = field(default_factory=lambda: find_measurement()[1])
 
     def configure(self, settings: BaseDeploymentSettings) -> OpenVino:
         """Return the target with the preset of the settings."""
