@@ -26,15 +26,20 @@ from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 CHECKPOINT_MODULE = "torch.utils.checkpoint"
 """The module whose backward only recomputes the forward, so that a trace loses nothing."""
 
+OWN_PACKAGE = "clika_ref"
+"""The package whose classes with a custom backward only compiled modules call."""
+
 
 def find_custom_gradients(callee: TracedCallable, call: ModelCall) -> list[str]:
     """Return one warning for each class with a custom backward on the gradient path of the model's results.
 
     Eager runs once more with gradients, and PyTorch's record of it shows the classes under any name. Nothing runs if no
-    such class is defined. The search does not find calls inside ``checkpoint(use_reentrant=True)``, and models that
-    cannot be differentiated.
+    such class is defined: those of clika_ref count only for a model that contains a compiled module. The search does
+    not find calls inside ``checkpoint(use_reentrant=True)``, and models that cannot be differentiated.
     """
-    if not any(map(_is_user_class, _iterate_subclasses(Function))):
+    parts = (part for part in callee.module.modules() if part is not callee.module)
+    ignored = {"torch", *({OWN_PACKAGE} - {_package_of(type(part)) for part in parts})}
+    if not any(_package_of(cls) not in ignored for cls in _iterate_subclasses(Function)):
         return []
     try:
         found = {type(node)._forward_cls: None for node in _find_function_calls(callee, call)}  # type: ignore[attr-defined]
@@ -50,7 +55,11 @@ def _iterate_subclasses(cls: type) -> Iterator[type]:
 
 
 def _is_user_class(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] != "torch"
+    return _package_of(cls) != "torch"
+
+
+def _package_of(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
 
 
 def _find_function_calls(callee: TracedCallable, call: ModelCall) -> list[BackwardCFunction]:

@@ -7,7 +7,11 @@ import torch
 from torch import is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
-from clika_ref import ModelError, clika_compile
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError, QuantizationSettings, clika_compile
+from clika_ref.capture import gradients
+from clika_ref.capture.callables import make_callable
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.quantization.qat.fake_quantization import _FakeQuantize
 
 
 class Round(torch.autograd.Function):
@@ -63,7 +67,7 @@ def test_autograd_function_warned_once_with_line(tmp_path, capsys):
     text = log.read_text()
     warning = (
         "Warning: the compiled module ignores the backward of Round, a torch.autograd.Function defined at "
-        "test_gradients.py:16"
+        "test_gradients.py:20"
     )
     assert text.count(warning) == 1
     assert "write it as operations, such as x + (round(x) - x).detach()" in text
@@ -74,6 +78,47 @@ def test_autograd_function_bound_before_warned(tmp_path):
     """A function that was bound before the compilation is reported too."""
     clika_compile(Bound(), tracing_inputs=[X], logs_dir=tmp_path)
     assert next(tmp_path.iterdir()).read_text().count("backward of Round, a torch.autograd.Function defined at") == 1
+
+
+calls = []
+"""The calls of `Counted`. The search restores attributes of the model."""
+
+
+class Counted(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self, part=None):
+        super().__init__()
+        self.part = part or nn.Identity()
+
+    def forward(self, x):
+        calls.append(x)
+        return self.part(x)
+
+
+def find_with_own_functions_only(monkeypatch, model):
+    """Search for custom gradients in a process where only clika_ref defines an autograd function."""
+    monkeypatch.setattr(gradients, "_iterate_subclasses", lambda _: iter([_FakeQuantize]))
+    return gradients.find_custom_gradients(make_callable(model), ModelCall((X,), {}))
+
+
+def test_autograd_function_of_clika_ref_runs_no_model(monkeypatch):
+    """The autograd functions of clika_ref cause no further run of a model that cannot call them."""
+    calls.clear()
+    model = Counted()
+    assert find_with_own_functions_only(monkeypatch, model) == []
+    assert find_with_own_functions_only(monkeypatch, lambda x: model(x) + 1) == []
+    assert not calls
+
+
+def test_autograd_function_of_clika_ref_in_part_found(monkeypatch):
+    """A model that contains a quantized module in training is searched for the autograd functions of clika_ref."""
+    settings = {"quantization_settings": QuantizationSettings(), "calibration_inputs": [X, X + 1]}
+    part = clika_compile(
+        nn.Sequential(nn.Linear(3, 3)), deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(), **settings
+    )
+    warnings = find_with_own_functions_only(monkeypatch, Counted(part.train()))
+    assert any("the backward of _FakeQuantize" in warning for warning in warnings)
 
 
 def test_autograd_function_search_leaves_model_unchanged(tmp_path):
