@@ -18,6 +18,7 @@ from clika_ref.capture.capture import CaptureResult, capture
 from clika_ref.capture.inputs import ForwardFn, ModelCall, check_weights, make_calls
 from clika_ref.capture.memory_limits import freeze_gc, run_in_one_stack_chunk
 from clika_ref.capture.surrounding_autocast import outside_autocast
+from clika_ref.compiled.eager_results import EagerResults
 from clika_ref.compiled.lowering import target_for
 from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.state import set_quantization
@@ -219,6 +220,7 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
         training, dropouts = callee.module.training, _count_idle_dropouts(callee.module)
         with outside_autocast():
             _clean(captured, context)
+            eager_results = _take_eager_results(captured, context)  # before the weights change
             _prune(captured, data, context)
             _add_adapters(captured, context)
             if context.ranks.is_distributed:
@@ -231,7 +233,7 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
         if arguments.clika_compile_options.global_lora_settings is not None:
             freeze_base(module)
     _record_examples(module, captured, calibration, context.arguments)
-    module.clika_state.idle_dropouts = dropouts
+    module.clika_state.idle_dropouts, module.clika_state.eager_results = dropouts, eager_results
     module.clika_state.record_log(log)
     if request is not None and calibration is not None and found is not None:
         quantized = QuantizationState(request.target.name, found.plan, calibration.model, found)
@@ -348,6 +350,15 @@ def _clean(captured: CaptureResult, context: _CompileContext) -> None:
         before = len(captured.graph)
         context.log.report_removals(clean_graph(captured.graph, context.registry, example))
         stage.done(f"{before:,} to {format_count(len(captured.graph), 'node')}")
+
+
+def _take_eager_results(captured: CaptureResult, context: _CompileContext) -> EagerResults | None:
+    """Return the results of eager on the tracing inputs, with the hash of the weights; remove them from the capture."""
+    results, captured.results = captured.results, []
+    if context.arguments.is_dry_run or not context.arguments.clika_compile_options.compare_after_export:
+        return None
+    inputs = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
+    return EagerResults.of(captured.graph, inputs, results)
 
 
 def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _CompileContext) -> None:

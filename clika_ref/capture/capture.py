@@ -27,7 +27,7 @@ from clika_ref.capture.state import trace_assignments_as_writes
 from clika_ref.capture.symbols import drop_derived_symbols
 from clika_ref.capture.traced_calls import TracedCalls, flatten_calls
 from clika_ref.capture.tracers import Tracer, select_tracers, trace
-from clika_ref.capture.validation import Validation
+from clika_ref.capture.validation import Validation, select_reusable_results
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 
@@ -48,6 +48,8 @@ class CaptureResult:
     """Properties of the model that the graph does not keep."""
     slow_line: str | None = None
     """The slowest line of the model in a long trace."""
+    results: list[list[torch.Tensor]] = field(default_factory=list)
+    """The outputs of the graph for each tracing call, as eager computed them; empty if they cannot be reused."""
 
 
 _CAPTURE_LOCK = threading.RLock()
@@ -113,8 +115,8 @@ def capture(
         drop_derived_symbols(result.graph)
         slow = find_slow_line(lines)
         notes += [f"Tracing was slow, mostly at {slow}"] if slow else []
-        calls_made = traced.comparison.calls
-        return CaptureResult(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow)
+        calls_made, kept = traced.comparison.calls, select_reusable_results(traced.expected, result)
+        return CaptureResult(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow, kept)
     raise explain_failures(callee, traced.comparison, failures, asked)
 
 

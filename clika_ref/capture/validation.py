@@ -35,6 +35,9 @@ MAX_PROBE_RUNS = 8
 AGREEMENTS_PER_GUARD = 2
 """Number of agreeing runs after which a guard needs no more."""
 
+MAX_KEPT_RESULT_BYTES = 64 * 2**20
+"""Size limit of the results of eager that are kept for comparisons after the capture."""
+
 
 @dataclass
 class GuardEvidence:
@@ -319,6 +322,21 @@ def _lower_bound(symbol: Symbol, guards: Sequence[Guard]) -> int | None:
         and isinstance(g.relation.rhs, sympy.Integer)
     ]
     return max(bounds, default=None)
+
+
+def select_reusable_results(runs: Sequence[EagerRun], result: TracedGraph) -> list[list[torch.Tensor]]:
+    """Return the outputs of a validated graph for each tracing call, as eager computed them.
+
+    The list is empty if another run may give other results, since the model draws random numbers or changes its state,
+    and if the results are larger than `MAX_KEPT_RESULT_BYTES`.
+    """
+    graph, outputs = result.graph, result.signature.outputs
+    if graph.state or any(run.state or run.unfit for run in runs) or any(node.is_random for node in graph.nodes):
+        return []
+    positions = {leaf.index: position for position, leaf in enumerate(outputs) if leaf.index is not None}
+    found = [[run.leaves[positions[i]] for i in range(len(graph.outputs))] for run in runs]
+    used_bytes = sum(x.numel() * x.element_size() for results in found for x in results)
+    return found if used_bytes <= MAX_KEPT_RESULT_BYTES else []
 
 
 def _list_inputs(numbers: list[int]) -> str:

@@ -15,6 +15,7 @@ from torch import nn
 from clika_ref.capture.calibration_inputs import LazyDataset
 from clika_ref.capture.signature import Signature
 from clika_ref.capture.surrounding_autocast import outside_autocast
+from clika_ref.compiled.eager_results import EagerResults
 from clika_ref.compiled.float_execution import FloatExecutor
 from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.simulation import Simulation
@@ -87,6 +88,9 @@ class CompiledState:
     example_sizes: Counter[SymbolSizes] = field(default_factory=Counter[SymbolSizes])
     """Sizes that the module, or its original, was traced and calibrated with, apart from those in ``calibration``."""
 
+    eager_results: EagerResults | None = None
+    """Results of the original on the examples, to compare artifacts with; None if they cannot be reused."""
+
     quantized: QuantizationState | None = None
     """The target and the plan; None if the module computes in float."""
     request: QuantizationRequest | None = None
@@ -120,7 +124,7 @@ class CompiledState:
     def replace_graph(self, graph: Graph) -> None:
         """Replace the graph by one with the same inputs and outputs."""
         self._graph = clone_without_weights(graph)
-        self.float_executor, self.accepted_shapes = None, set()
+        self.float_executor, self.eager_results, self.accepted_shapes = None, None, set()
         numbers = {s.source.name for s in graph.symbols.values() if s.source.dim is None}
         self.number_inputs = [value.name in numbers for value in graph.inputs]
 
@@ -190,6 +194,16 @@ class CompiledState:
             distributed: whether several processes work together.
         """
         self.deployment, self.options, self.logs_dir, self.distributed = deployment, options, logs_dir, distributed
+
+    def find_eager_results(self, graph: Graph) -> EagerResults | None:
+        """Return the kept results if they hold for the weights of a graph; discard them otherwise.
+
+        Args:
+            graph: that of the module, bound to its current weights.
+        """
+        if self.eager_results is not None and not self.eager_results.is_valid_for(graph):
+            self.eager_results = None
+        return self.eager_results
 
     def drop_calibration_weights(self) -> None:
         """Keep the calibrations without weights: the next use of one lowers the graph of the module again."""
