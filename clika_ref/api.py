@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from clika_ref.capture.inputs import ForwardFn
+from clika_ref.capture.memory_limits import freeze_gc
 from clika_ref.distributed.ranks import open_ranks
 from clika_ref.settings.argument_checks import check_arguments
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
@@ -156,7 +157,8 @@ def clika_compile(
         return module_or_func  # type: ignore[return-value]
     arguments = locals()  # only the arguments at this point
     # Importing torch.export and sympy takes a second, so the first compilation pays for it and not the import.
-    from clika_ref.pipeline import CompileRequest, compile_model  # noqa: PLC0415
+    with freeze_gc():
+        from clika_ref.pipeline import CompileRequest, compile_model  # noqa: PLC0415
 
     with open_ranks(distributed_training_settings) as ranks:
         check_arguments(arguments)

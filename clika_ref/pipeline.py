@@ -159,7 +159,8 @@ def _check_callee(module_or_func: Any) -> TracedCallable:
 
 def _load_registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
     """Load the plugins, and fail early if none provides the target."""
-    registry = load_registry()
+    with freeze_gc():  # the imports of plugins create objects that stay
+        registry = load_registry()
     if deployment is not None:
         target_for(deployment, registry)
     return registry

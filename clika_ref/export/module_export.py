@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from clika_ref.capture.inputs import pack_arguments
+from clika_ref.capture.memory_limits import freeze_gc
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, update_simulation
 from clika_ref.compiled.weights import device_of_weights, weight_dtype_error
@@ -67,7 +68,7 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
         state.sizes,
         form,
     )
-    with CompilationLog.open(state.logs_dir) as log, outside_autocast():
+    with CompilationLog.open(state.logs_dir) as log, outside_autocast(), freeze_gc():
         warn_of_changed_weights(module, graph, plan, log)
         artifact = export(request, deployment, state.registry, log)
         state.record_log(log)

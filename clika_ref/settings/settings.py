@@ -19,8 +19,6 @@ from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.training import TrainingSettings
 from clika_ref.settings.validation import CheckedSettings
-from clika_ref.settings.yaml_reader import read_settings
-from clika_ref.settings.yaml_writer import to_yaml_text
 
 EXAMPLE_SETTINGS_PATH = "clika.yaml"
 
@@ -130,6 +128,8 @@ class Settings(CheckedSettings):
             ModelError: ``path`` is no path, the file cannot be read, or an entry is no valid setting; all such entries
                 are listed, with their lines.
         """
+        from clika_ref.settings.yaml_reader import read_settings  # noqa: PLC0415 - loads a parser, for files only
+
         found = read_settings(require_path(path, EXAMPLE_SETTINGS_PATH))
         layers = found.get("layer_settings", {})
         return cls(**{**found, "layer_settings": {name: LayerSettings(**of) for name, of in layers.items()}})
@@ -145,6 +145,8 @@ class Settings(CheckedSettings):
 
     def to_yaml(self) -> str:
         """Return the settings as YAML text, as `save_to_path` writes it."""
+        from clika_ref.settings.yaml_writer import to_yaml_text  # noqa: PLC0415 - loads a parser, for files only
+
         return to_yaml_text({of.name: getattr(self, of.name) for of in fields(self)})
 
     def compile_arguments(self) -> CompileArguments:

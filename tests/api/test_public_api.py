@@ -57,6 +57,19 @@ def test_import_clika_compile_loads_no_lazy_library():
     assert run_in_new_interpreter(code) == []
 
 
+@pytest.mark.slow
+def test_first_compilation_loads_no_yaml_and_no_pictures():
+    """A compilation and its plugins load neither the parser of settings files nor the code of pictures and reports."""
+    heavy = ("ruamel", "clika_ref_visualize.pictures", "clika_ref_visualize.report", "onnxruntime", "openvino", "numba")
+    code = f"""
+import sys, torch
+from clika_ref import clika_compile
+clika_compile(torch.nn.Linear(3, 3), tracing_inputs=[torch.randn(2, 3)])
+print(*[m for m in {heavy!r} if m in sys.modules])
+"""
+    assert run_in_new_interpreter(code) == []
+
+
 def test_type_checking_block_imports_every_public_name():
     """The TYPE_CHECKING block imports every public name for type checkers."""
     source = inspect.getsource(clika_ref)

@@ -11,17 +11,15 @@ from clika_ref.core.hooks import hookimpl
 from clika_ref.core.visualizers import Visualizer
 from clika_ref.export.visualization import PictureFacts, ReportFacts
 from clika_ref.reporting.console import format_size
-from clika_ref_visualize.pictures.graph_drawing import build_drawing
-from clika_ref_visualize.pictures.svg import write_svg
-from clika_ref_visualize.pictures.writing import draw, picture_path
-from clika_ref_visualize.report.page import render_report
-from clika_ref_visualize.report.report_builder import build_contents
 
 CLIKA_REF_API = 1
 
 
 class HtmlVisualizer(Visualizer):
-    """Draws graphs as SVG, HTML, PNG and Graphviz, and writes reports as HTML."""
+    """Draws graphs as SVG, HTML, PNG and Graphviz, and writes reports as HTML.
+
+    Every compilation loads the plugin, and few draw. Each method therefore imports its modules itself.
+    """
 
     name = "html"
 
@@ -31,6 +29,8 @@ class HtmlVisualizer(Visualizer):
         Raises:
             ModelError: ``path`` is no path or is a folder, or its suffix is unsupported.
         """
+        from clika_ref_visualize.pictures.writing import picture_path  # noqa: PLC0415 - only for pictures
+
         return picture_path(path)
 
     def draw(self, facts: PictureFacts, path: Path) -> None:
@@ -43,10 +43,15 @@ class HtmlVisualizer(Visualizer):
         Raises:
             ModelError: the file cannot be written, or the renderer for ``.png`` is missing.
         """
+        from clika_ref_visualize.pictures.writing import draw  # noqa: PLC0415 - only for pictures
+
         draw(facts.graph, path, plan=facts.plan, explanation=facts.explanation, subtitle=facts.subtitle)
 
     def render_svg(self, facts: PictureFacts) -> str:
         """Return the picture of a graph as an ``<svg>`` element."""
+        from clika_ref_visualize.pictures.graph_drawing import build_drawing  # noqa: PLC0415 - only for pictures
+        from clika_ref_visualize.pictures.svg import write_svg  # noqa: PLC0415 - only for pictures
+
         return write_svg(build_drawing(facts.graph, facts.plan)).decode()
 
     def write_report(self, facts: ReportFacts, file: BinaryIO, step: Callable[[str], None]) -> str:
@@ -60,6 +65,9 @@ class HtmlVisualizer(Visualizer):
         Raises:
             ModelError: the requested form of export is unsupported.
         """
+        from clika_ref_visualize.report.page import render_report  # noqa: PLC0415 - only for reports
+        from clika_ref_visualize.report.report_builder import build_contents  # noqa: PLC0415 - only for reports
+
         contents = build_contents(facts, step)
         page = render_report(contents)
         file.write(page)

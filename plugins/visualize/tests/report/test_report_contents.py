@@ -332,7 +332,7 @@ def test_clika_report_settings_load_from_file(module, contents, tmp_path):
 def test_clika_report_invalid_path_raises_before_work(module, tmp_path, monkeypatch, name, message):
     """An invalid path raises an error before the report is built."""
     (tmp_path / "folder.html").mkdir()
-    monkeypatch.setattr("clika_ref_visualize.plugin.build_contents", None)
+    monkeypatch.setattr("clika_ref_visualize.report.report_builder.build_contents", None)
     with pytest.raises(ModelError, match=message):
         module.clika_report(tmp_path / name)
 
@@ -353,7 +353,7 @@ def test_clika_report_failure_keeps_existing_file(module, tmp_path, monkeypatch)
     def raise_error(contents):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clika_ref_visualize.plugin.render_report", raise_error)
+    monkeypatch.setattr("clika_ref_visualize.report.page.render_report", raise_error)
     with pytest.raises(KeyboardInterrupt):
         module.clika_report(place)
     assert place.read_text() == "before"
