@@ -22,9 +22,10 @@ from onnx import helper, numpy_helper
 
 from benchmarks.measuring import Names, measure_processor_seconds, median_ratio, run_in_fresh_process, run_in_turn
 from benchmarks.ptq.evaluation import compare_outputs, compute_outputs
+from benchmarks.ptq.prepared_subjects import Batch, PreparedSubject
 from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES, Run
-from benchmarks.ptq.subjects import SUBJECTS, Batch, PreparedSubject
+from benchmarks.ptq.subjects import SUBJECTS
 
 # isort: split
 import torch

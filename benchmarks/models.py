@@ -12,7 +12,6 @@ import conftest  # noqa: F401 - first, so that torchvision and transformers impo
 # isort: split
 import torch
 import torchvision
-import transformers
 
 VOCABULARY = 1000
 
@@ -28,18 +27,6 @@ class Model:
         """Return a new instance in eval mode, with the same weights each time."""
         torch.manual_seed(0)
         return self.build().eval()
-
-
-class Tiny(torch.nn.Module):
-    """A convolution and a linear layer, to warm up methods of export."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[n, 4]`` for images ``x[n, 3, h, w]``."""
-        return self.linear(self.conv(x).relu().mean((2, 3)))
 
 
 class Encoder(torch.nn.Module):
@@ -71,6 +58,8 @@ def make_transformer(
     architecture: str, inputs: Callable[[int], dict[str, torch.Tensor]] = make_tokens, **sizes: Any
 ) -> Model:
     """Return a model of transformers with the given sizes in its configuration."""
+    import transformers  # noqa: PLC0415 - it loads parts of torch that exports of other models load themselves
+
     model_class = getattr(transformers, architecture)
     config = model_class.config_class(**sizes)
     return Model(lambda: model_class(config), inputs)

@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.measuring import run_in_turn
 from benchmarks.ptq.decisions import DECISIONS, Outputs
+from benchmarks.ptq.prepared_subjects import PreparedSubject, load_subject
 from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES, Run
-from benchmarks.ptq.subjects import PreparedSubject, load_subject
 
 # isort: split
 import torch

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.ptq.prepared_subjects import Batch
 from benchmarks.ptq.quantizers import export_for_peer, quantize_by_nncf
-from benchmarks.ptq.subjects import Batch
 
 
 def export_float(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:

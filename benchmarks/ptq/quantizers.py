@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from benchmarks.ptq.subjects import Batch
+from benchmarks.ptq.prepared_subjects import Batch
 
 if TYPE_CHECKING:
     from clika_ref import ClikaModule, QuantizationSettings

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ptq.prepared_subjects import PreparedSubject, load_subject
 from benchmarks.ptq.quantizers import compile_quantized
-from benchmarks.ptq.subjects import PreparedSubject, load_subject
 
 # isort: split
 import torch

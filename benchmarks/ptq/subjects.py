@@ -17,8 +17,7 @@ from torch.nn.functional import interpolate
 from benchmarks import efficientnet
 from benchmarks.models import MODELS
 from benchmarks.ptq import audio, detection, digits, photographs, sentences
-
-Batch = dict[str, torch.Tensor]
+from benchmarks.ptq.prepared_subjects import Batch, PreparedSubject
 
 CALIBRATION_BATCHES, BATCH = 20, 4
 TEST_CROPS = 256
@@ -44,18 +43,6 @@ class Subject:
     is_transformer: bool = False
     decisions: str = "same top-1"
     """A name in `benchmarks.ptq.decisions.DECISIONS`."""
-
-
-@dataclass(frozen=True)
-class PreparedSubject:
-    """A subject with its model and data built."""
-
-    model: torch.nn.Module
-    calibration: list[Batch]
-    test: list[Batch]
-    labels: torch.Tensor | None = None
-    is_transformer: bool = False
-    decisions: str = "same top-1"
 
 
 @functools.cache
@@ -213,9 +200,3 @@ def main(name: str, folder: str) -> None:
     data = subject.calibration(), subject.test(), labels
     prepared = PreparedSubject(subject.make(), *data, subject.is_transformer, subject.decisions)
     torch.save(prepared, Path(folder) / "subject.pt")
-
-
-def load_subject(folder: Path) -> PreparedSubject:
-    """Load the subject that `main` saved in a folder."""
-    with audio.import_without(*audio.NOT_NEEDED):
-        return torch.load(folder / "subject.pt", weights_only=False)
