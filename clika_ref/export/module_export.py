@@ -25,7 +25,7 @@ from clika_ref.export.export import ExportRequest, artifact_path, export
 from clika_ref.export.interface import resolve_names
 from clika_ref.export.quantized_check import MIN_MARGIN_SAMPLES
 from clika_ref.quantization.calibration.calibrator import take_batches
-from clika_ref.quantization.graph_runs import compute_outputs
+from clika_ref.quantization.graph_runs import compute_outputs, run_graph
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import check_types
 from clika_ref.settings.compile_options import BaseDeploymentSettings
@@ -54,7 +54,8 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
         update_simulation(module)
     inputs = resolve_names("input_names", given.input_names, [value.name for value in graph.inputs])
     defaults = form.select_outputs(state.signature.output_names(inputs))
-    plan, reference = plan_for(module, graph, deployment), _make_reference(state, graph)
+    plan = plan_for(module, graph, deployment)
+    reference = _make_reference(state, graph, is_quantized=plan is not None and not plan.is_empty)
     request = ExportRequest(
         graph.clone(form.select_outputs(graph.outputs)),
         path,
@@ -75,14 +76,23 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
     return artifact
 
 
-def _make_reference(state: CompiledState, graph: Graph) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-    """Return a function that computes the results to compare an artifact with: eager's if kept, else the graph's."""
+def _make_reference(
+    state: CompiledState, graph: Graph, *, is_quantized: bool
+) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+    """Return a function that computes the results to compare an artifact with: eager's if kept, else the graph's.
+
+    Args:
+        state: the state of the module.
+        graph: that of the module, bound to its current weights.
+        is_quantized: whether the artifact is quantized. Rounding of float kernels does not matter then.
+    """
     find_results = cache(partial(state.find_eager_results, graph))  # compares the weights once
 
+    @torch.no_grad()
     def compute_reference(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         results = find_results()
         known = None if results is None else results.find(inputs)
-        return compute_outputs(graph, inputs) if known is None else known
+        return (run_graph if is_quantized else compute_outputs)(graph, inputs) if known is None else known
 
     return compute_reference
 

@@ -18,7 +18,7 @@ from clika_ref.export.layer_check import describe_first_broken_layer
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error_by_sample, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.decision import ratio_in_decibels
-from clika_ref.quantization.graph_runs import compute_outputs
+from clika_ref.quantization.graph_runs import run_graph
 
 MARGIN_DB = 0.5
 """Decibels that an artifact may lose against the simulation: rounding differs, and accumulates with depth."""
@@ -113,17 +113,27 @@ def _measure_noise(
     expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> dict[str, _Noise]:
     """Return the errors of each float output, by its name, over all examples."""
-    runner, rounding = load_runner(target, artifact), find_rounding_layers(graph, target.scheme)
+    runner, graph = load_runner(target, artifact), _compute_constants(graph)
+    rounding = find_rounding_layers(graph, target.scheme)
     noises = {i: _Noise() for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point}
     for inputs in examples:
         reference = expected(inputs)
-        exact = compute_outputs(graph, inputs)
+        with torch.no_grad():
+            exact = run_graph(graph, inputs)
         simulated = run_with_rounded_inputs(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
         samples = _count_samples([reference[i] for i in noises], sample_count(inputs))
         for i, noise in noises.items():
             noise.add(reference[i], exact[i], simulated[i], found[i], samples)
     return {f"{i}, {graph.outputs[i].name}": noise for i, noise in noises.items()}
+
+
+def _compute_constants(graph: Graph) -> Graph:
+    """Return a clone whose deferred constants are computed: otherwise each run quantizes all weights again."""
+    clone = graph.clone()
+    for value in clone.constants.values():
+        value.data = value.data
+    return clone
 
 
 def _count_samples(outputs: Sequence[Tensor], count: int) -> int:

@@ -10,6 +10,7 @@ from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
+from clika_ref.export import quantized_check
 from clika_ref.export.quantized_check import compare_quantized
 
 X = randn(16, 8)
@@ -93,3 +94,18 @@ def test_compare_quantized_float_output_within_rounding(tmp_path):
     assert module.clika_state.quantized.plan.weights.keys() == {"linear"}
     module.clika_export(tmp_path / "read.onnx")
     assert (tmp_path / "read.onnx").exists()
+
+
+def test_compare_quantized_weights_quantized_once(quantized_graph, monkeypatch):
+    """The weights are quantized before the first run: no constant of the graph that runs is computed on reads."""
+    assert any(value.deferred_data for value in quantized_graph[0].constants.values())
+    graphs = []
+
+    def run_graph(graph, inputs):
+        graphs.append(graph)
+        return interpret(graph, inputs)[0]
+
+    monkeypatch.setattr(quantized_check, "run_graph", run_graph)
+    compare_noisy_target(quantized_graph, [1.0] * 16)
+    assert graphs
+    assert not any(value.deferred_data for graph in graphs for value in graph.constants.values())

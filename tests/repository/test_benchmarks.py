@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import learning_rates
+from benchmarks.measuring import read_peak_bytes, reset_peak_bytes
 from benchmarks.ptq import audio, detection
 from benchmarks.ptq.decisions import DECISIONS
 
@@ -35,6 +36,26 @@ def test_efficientnet_benchmark_prints_each_row():
         (*_, float_size, _, _), (_, _, sqnr, size, _, _) = rows[f"{runtime}, float"], rows[f"{runtime}, INT8"]
         assert float(size) <= 0.35 * float(float_size)  # INT8 weights take a quarter, plus scales and the graph
         assert float(sqnr) > 15  # 21 dB measured on 200 crops
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux resets the peak memory of a process")
+def test_reset_peak_bytes_earlier_peak_does_not_count():
+    """Memory that was freed before the reset is not in the peak; memory that is used after it is."""
+    torch.ones(2**24)  # 64 MB
+    before = reset_peak_bytes()
+    assert read_peak_bytes() - before < 16 * 2**20
+    torch.ones(2**24)
+    assert read_peak_bytes() - before > 48 * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["benchmarks.export_measurement", "benchmarks.ptq.export_measurement"])
+def test_export_measurement_imports_no_method_before_clock(module):
+    """The processes that measure an export import none of the compared libraries before the clock starts."""
+    methods = ("clika_ref", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "nncf", "openvino", "transformers", "rich")
+    code = f"import sys, {module}; print(*[m for m in {methods!r} if m in sys.modules])"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    assert not subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_decode_boxes_suppresses_overlaps_of_one_class():
