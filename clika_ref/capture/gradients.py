@@ -33,19 +33,31 @@ OWN_PACKAGE = "clika_ref"
 def find_custom_gradients(callee: TracedCallable, call: ModelCall) -> list[str]:
     """Return one warning for each class with a custom backward on the gradient path of the model's results.
 
-    Eager runs once more with gradients, and PyTorch's record of it shows the classes under any name. Nothing runs if no
-    such class is defined: those of clika_ref count only for a model that contains a compiled module. The search does
-    not find calls inside ``checkpoint(use_reentrant=True)``, and models that cannot be differentiated.
+    Eager runs once more with gradients, on one sample if the model accepts it, and PyTorch's record of the run shows
+    the classes under any name. Nothing runs if no such class is defined: those of clika_ref count only for a model that
+    contains a compiled module. The search does not find calls inside ``checkpoint(use_reentrant=True)``, and models
+    that cannot be differentiated.
     """
     parts = (part for part in callee.module.modules() if part is not callee.module)
     ignored = {"torch", *({OWN_PACKAGE} - {_package_of(type(part)) for part in parts})}
     if not any(_package_of(cls) not in ignored for cls in _iterate_subclasses(Function)):
         return []
-    try:
-        found = {type(node)._forward_cls: None for node in _find_function_calls(callee, call)}  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001 - a model may raise anything; an untrainable one loses nothing
-        return []
-    return [_make_warning(cls) for cls in found if cls.__module__ != CHECKPOINT_MODULE]
+    shorter = _take_first_sample(call)
+    for given in (call,) if shorter is call else (shorter, call):
+        with contextlib.suppress(Exception):  # a model may raise anything; an untrainable one loses nothing
+            nodes = _find_function_calls(callee, given)
+            found = {type(node)._forward_cls: None for node in nodes}  # type: ignore[attr-defined]
+            return [_make_warning(cls) for cls in found if cls.__module__ != CHECKPOINT_MODULE]
+    return []
+
+
+def _take_first_sample(call: ModelCall) -> ModelCall:
+    """Return a call with the first element along dim 0 of each tensor; the call itself if their lengths differ."""
+    tensors = [x for x in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(x, torch.Tensor)]
+    if len({x.shape[:1] for x in tensors}) != 1:
+        return call
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: x[:1] if x.ndim else x, (call.args, call.kwargs))
+    return ModelCall(args, kwargs)
 
 
 def _iterate_subclasses(cls: type) -> Iterator[type]:

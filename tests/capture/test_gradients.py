@@ -121,6 +121,26 @@ def test_autograd_function_of_clika_ref_in_part_found(monkeypatch):
     assert any("the backward of _FakeQuantize" in warning for warning in warnings)
 
 
+class Rounding(Counted):
+    """Rounds sequences of at least two samples."""
+
+    def forward(self, x):
+        if len(x) < self.minimum:
+            raise ValueError(f"{len(x)} samples")
+        return super().forward(Round.apply(x))
+
+
+@pytest.mark.parametrize(("minimum", "sizes"), [(1, [1]), (2, [2])])
+def test_autograd_function_searched_with_one_sample(minimum, sizes):
+    """The search runs the model on one sample, or on the whole call if the model rejects one sample."""
+    calls.clear()
+    model = Rounding()
+    model.minimum = minimum
+    (warning,) = gradients.find_custom_gradients(make_callable(model), ModelCall((X,), {}))
+    assert "the backward of Round" in warning
+    assert [len(x) for x in calls] == sizes
+
+
 def test_autograd_function_search_leaves_model_unchanged(tmp_path):
     """The search for autograd functions leaves model and inputs unchanged."""
 

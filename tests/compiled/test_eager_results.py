@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clika_ref import ClikaCompileOptions, LoraSettings, clika_compile
-from clika_ref.capture import validation
+from clika_ref.capture import gradients, validation
 from clika_ref.compiled.eager_results import hash_tensors
 from clika_ref.core import execution
 from clika_ref.export import module_export
@@ -63,8 +63,9 @@ def compile_net(net=None, **options):
     )
 
 
-def test_export_tracing_input_runs_once_in_eager_and_graph(graph_runs, tmp_path):
+def test_export_tracing_input_runs_once_in_eager_and_graph(graph_runs, monkeypatch, tmp_path):
     """From module to verified file, each tracing input runs once in eager and once in the graph."""
+    monkeypatch.setattr(gradients, "_iterate_subclasses", lambda _: iter(()))  # other tests define autograd functions
     batches = []
     module = compile_net(Net(batches))
     module.clika_export(tmp_path / "model.onnx")
