@@ -15,6 +15,8 @@ from torch import Tensor
 from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.compiled.runners import compile_temporarily, to_cpu
 from clika_ref.core.artifacts import Runner
+from clika_ref.core.errors import ModelError
+from clika_ref.core.guards import check_inputs
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
@@ -236,3 +238,14 @@ def _is_weight(operand: Any) -> bool:
 
 def _shape(operand: Any) -> Any:
     return operand.type.shape if isinstance(operand, Value) else operand
+
+
+def take_one_sample(graph: Graph, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the first sample of a batch, or the batch if its size is fixed, or the graph does not accept one."""
+    first = [x[:1] if x.ndim else x for x in inputs]
+    has_batch = all(value.type.shape and not isinstance(value.type.shape[0], int) for value in graph.inputs)
+    try:
+        check_inputs(graph, first)
+    except ModelError:
+        return inputs
+    return first if has_batch else inputs

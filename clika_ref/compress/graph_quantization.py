@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -16,9 +15,10 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.signature import Signature
-from clika_ref.compiled.latency import MIN_SLOWDOWN, LayerTimer, measure_ratio_to_float
+from clika_ref.compiled.latency import LayerTimer
 from clika_ref.compiled.lowering import check_supported
 from clika_ref.compress.calibration_pass import apply_table_smoothing, prepare_calibration, run_calibration
+from clika_ref.compress.latency_choice import choose_fastest
 from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph
@@ -149,9 +149,9 @@ def decide_quantization(
     """
 
     def decide_here() -> Quantization:
-        found = stages.decide()
-        is_timed = request.options.optimize_for == "latency" and not found.plan.is_empty
-        return _drop_slow_parts(found, stages, graph, request, registry) if is_timed else found
+        if request.options.optimize_for == "latency":
+            return choose_fastest(stages, graph, request, registry, log)
+        return stages.decide()
 
     if request.target.scheme_note:
         log.show(f"{request.target.name}: {request.target.scheme_note}")
@@ -163,22 +163,6 @@ def decide_quantization(
         log_quantization(found, log)
         stage.done(found.summarize())
     return found
-
-
-def _drop_slow_parts(
-    found: Quantization, stages: QuantizationPipeline, graph: Graph, request: QuantizationRequest, registry: Registry
-) -> Quantization:
-    """Return a quantization without the parts that are slower than float: low-bit weights of layers, or all of it."""
-    inputs = stages.calibration.reservoir.batches[0]
-    if found.plan.packed_weights:
-        timer = LayerTimer(request.target, request.scheme, registry.operators)
-        slow = timer.find_slow_layers(stages.calibration.graph, inputs, found.plan.packed_weights)
-        found = replace(stages, slow_layers=slow).decide() if slow else found
-    if found.plan.is_empty:
-        return found
-    ratio = measure_ratio_to_float(graph, found.plan, request.target, registry, inputs)
-    reason = f"the quantized model takes {ratio:.2f}x the time of the float model"
-    return replace(stages, slow_layers=dict.fromkeys(stages.chosen, reason)).decide() if ratio > MIN_SLOWDOWN else found
 
 
 RESTART_WARNING = (
@@ -250,7 +234,7 @@ def calibrate_graph(
         with log.stage("Timing") as stage:
             timer = LayerTimer(request.target, request.scheme, registry.operators)
             stages.slow_layers = timer.find_slow_layers(calibration.graph, calibration.reservoir.batches[0])
-            stage.done(f"{format_count(len(stages.slow_layers), 'layer')} kept in float: slower when quantized")
+            stage.done(f"{format_count(len(stages.slow_layers), 'layer')} slower when quantized")
     return stages
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.compiled.latency import take_one_sample
 from clika_ref.compiled.lowering import check_supported
 from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
@@ -18,7 +19,7 @@ from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECIS
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.export import make_export_graph
 from clika_ref.export.input_rounding import find_low_bit_layers
-from clika_ref.export.speed import SpeedComparison, can_time, compare_speed, take_one_sample
+from clika_ref.export.speed import SpeedComparison, can_time, compare_speed
 from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.insertion import Plan

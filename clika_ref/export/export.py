@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.compiled.latency import take_one_sample
 from clika_ref.compiled.lowering import check_supported, lower_for, quantize_for_target, target_for
 from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
@@ -23,7 +24,7 @@ from clika_ref.export.dynamic_axes import filter_examples, restrict_dynamic_dims
 from clika_ref.export.fp16 import check_overflow, convert_to_half
 from clika_ref.export.interface import name_interface
 from clika_ref.export.quantized_check import compare_quantized
-from clika_ref.export.speed import advise, can_time, compare_speed, take_one_sample
+from clika_ref.export.speed import advise, can_time, compare_speed
 from clika_ref.export.unchecked_guards import warn_of_unchecked_guards
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.packed_weights import set_int4_storage

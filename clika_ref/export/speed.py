@@ -12,8 +12,7 @@ from torch import Tensor
 
 from clika_ref.compiled.latency import time_in_turns
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import ModelError, format_count
-from clika_ref.core.guards import check_inputs
+from clika_ref.core.errors import format_count
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Target
 
@@ -105,17 +104,6 @@ def use_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def take_one_sample(graph: Graph, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the first sample of a batch, or the batch if its size is fixed, or the graph does not accept one."""
-    first = [x[:1] if x.ndim else x for x in inputs]
-    has_batch = all(value.type.shape and not isinstance(value.type.shape[0], int) for value in graph.inputs)
-    try:
-        check_inputs(graph, first)
-    except ModelError:
-        return inputs
-    return first if has_batch else inputs
-
-
 def advise(target: Target, graph: Graph, artifact: Artifact, inputs: Sequence[Tensor]) -> str:
     """Return the nodes of an artifact that take most time, and what to do about them.
 
@@ -129,7 +117,7 @@ def advise(target: Target, graph: Graph, artifact: Artifact, inputs: Sequence[Te
     slowest = _name_slowest_nodes(graph, seconds)
     where = f" Most time goes to {', '.join(slowest)}." if slowest else ""
     return (
-        f"{where} Compile with optimize_for='latency', which times the layers on this machine, or give "
+        f"{where} Compile with optimize_for='latency', which times whole plans on this machine, or give "
         "skip_quantization for them in layer_quantization_settings. clika_explain() shows the precision of each node."
     )
 

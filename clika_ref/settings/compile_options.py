@@ -278,9 +278,9 @@ class ClikaCompileOptions:
     """
 
     optimize_for: OptimizationGoal = "size"
-    """``"latency"`` keeps layers in float that are slower quantized on this machine: it times layers one by one, and
-    the whole model at the end, which needs a target that is not emulated. ``"size"`` times nothing, and quantizes every
-    layer that is not too sensitive.
+    """``"latency"`` uses the plan that is fastest on this machine: the default one, the one without layers that are
+    slower in INT8 alone, the one with all layers in INT8, or float. The target must not be emulated. ``"size"`` times
+    nothing, and quantizes every layer that is not too sensitive.
     """
 
     observer: str = "auto"

@@ -116,9 +116,10 @@ def test_find_slow_layers_small_slowdown_ignored():
 
 def compile_with_costs(monkeypatch, costs, *, only_weights=False, **options):
     target = Slow(costs)
-    monkeypatch.setattr("clika_ref.compress.graph_quantization.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
+    for module in ("graph_quantization", "latency_choice"):
+        monkeypatch.setattr(f"clika_ref.compress.{module}.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
     monkeypatch.setattr(
-        "clika_ref.compress.graph_quantization.measure_ratio_to_float",
+        "clika_ref.compress.latency_choice.measure_ratio_to_float",
         lambda g, p, _, *rest: measure_ratio_to_float(g, p, target, *rest),
     )
     module = clika_compile(

@@ -21,7 +21,7 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.compiled.latency import LayerTimer
-from clika_ref.compress import graph_quantization
+from clika_ref.compress import latency_choice
 from clika_ref.quantization.calibration.calibrator import Reservoir
 from clika_ref.quantization.pipeline import QuantizationPipeline
 
@@ -178,7 +178,7 @@ def test_clika_compile_unread_nan_accepted():
 
 def test_quantize_low_bit_layer_computed_bias_not_timed(monkeypatch):
     """A low-bit layer with a computed bias is quantized without a latency measurement."""
-    monkeypatch.setattr(graph_quantization, "measure_ratio_to_float", lambda *_: 0.5)
+    monkeypatch.setattr(latency_choice, "measure_ratio_to_float", lambda *_: 0.5)
 
     class Computed(nn.Module):
         def __init__(self):

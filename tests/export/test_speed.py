@@ -13,9 +13,9 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.compiled.latency import TIMING_ROUNDS, time_in_turns
+from clika_ref.compiled.latency import TIMING_ROUNDS, take_one_sample, time_in_turns
 from clika_ref.export import export as exporting
-from clika_ref.export.speed import SpeedComparison, take_one_sample, use_threads
+from clika_ref.export.speed import SpeedComparison, use_threads
 
 
 def compile_quantized(deployment=None, **options):
