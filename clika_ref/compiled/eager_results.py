@@ -76,7 +76,8 @@ def hash_tensors(tensors: Iterable[Tensor], names: Iterable[str] = ()) -> str:
     mark = hashlib.blake2b(repr([*names]).encode(), digest_size=16)
     for x in tensors:
         mark.update(f"{x.dtype} {tuple(x.shape)}".encode())
-        content = x.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        plain = x.detach().resolve_conj().resolve_neg().contiguous()
+        content = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # one element may have stride 0
         row_count = content.numel() // (WORD_BYTES * HASH_ROW_LENGTH)
         whole = row_count * WORD_BYTES * HASH_ROW_LENGTH
         if content.storage_offset() % WORD_BYTES:  # words must be aligned

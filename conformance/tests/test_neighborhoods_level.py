@@ -46,7 +46,7 @@ def test_neighborhoods_correct_targets_pass(operator, target, tmp_path):
 @pytest.mark.parametrize("operator", ["conv2d", "softmax"])
 def test_neighborhoods_changed_precision_fails(operator, tmp_path, monkeypatch):
     """Without barriers against fusion, ONNX Runtime runs float calls in INT8, and fails."""
-    monkeypatch.setattr(clika_ref_onnxruntime.target, "prevent_fusion", None)
+    monkeypatch.setattr(clika_ref_onnxruntime.target, "prevent_fusion", lambda model, float_islands: None)
     found = run_checks(operator, OnnxRuntime(), tmp_path)
     failed = {name for name, outcome in found.items() if outcome.verdict is Verdict.VALUE}
     assert failed

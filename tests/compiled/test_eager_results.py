@@ -178,3 +178,10 @@ def test_hash_tensors_order_shape_and_names_change_hash():
     assert hash_tensors([rows, x]) != hash_tensors([x, rows])
     assert hash_tensors([x.t().contiguous().t()]) == hash_tensors([x])
     assert hash_tensors([torch.zeros(3001)[1:]]) == hash_tensors([torch.zeros(3000)])
+
+
+def test_hash_tensors_stride_changes_nothing():
+    """Equal elements have equal hashes with any strides, also one element with stride 0."""
+    x = torch.randn(3, 5)
+    assert hash_tensors([x.T.contiguous().T]) == hash_tensors([x])
+    assert hash_tensors([torch.ones(()).expand(1, 1)]) == hash_tensors([torch.ones(1, 1)])
