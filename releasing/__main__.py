@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from releasing.baseline.commands import app as baseline
 from releasing.building import build
 from releasing.code_lines import STARTING_COMMIT, commit_tree, comparison_table, measure_groups, working_tree
 from releasing.distributions import ROOT, distributions, lowest_versions, read_pinned_versions
@@ -17,7 +16,6 @@ from releasing.fresh import Fresh
 from releasing.trying import try_commands, try_first_artifact, try_missing_plugins
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-app.add_typer(baseline, name="baseline")
 
 BUILD_DIR = ROOT / "build"
 WHEELS = BUILD_DIR / "dist"
