@@ -13,7 +13,7 @@ from clika_ref.compiled.latency import take_one_sample
 from clika_ref.compiled.lowering import check_supported, lower_for, quantize_for_target, target_for
 from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import ModelError, format_count
+from clika_ref.core.errors import ClikaError, ModelError, format_count
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
@@ -193,13 +193,21 @@ def _time(  # noqa: PLR0917 - these arguments describe one export
     example: Sequence[torch.Tensor],
     log: CompilationLog,
 ) -> Artifact:
-    """Time an artifact and the float model; return it with the times, and warn if it is not faster."""
+    """Time an artifact and the float model; return it with the times, and warn if it is not faster.
+
+    The artifact is already verified. An error, such as of a float model that is too large for a file, changes nothing.
+    """
     form = replace(request.configuration, export_int4=None)
-    in_float = quantize_for_target(plain, None, target, registry)
-    _apply_form(in_float, target, form, registry.operators)
     inputs = take_one_sample(graph, example)
-    with log.stage("Timing") as stage, compile_temporarily(in_float, target) as other:
-        found = compare_speed(target, artifact, other, inputs)
+    with log.stage("Timing") as stage:
+        try:
+            in_float = quantize_for_target(plain, None, target, registry)
+            _apply_form(in_float, target, form, registry.operators)
+            with compile_temporarily(in_float, target) as other:
+                found = compare_speed(target, artifact, other, inputs)
+        except ClikaError as error:
+            stage.done(f"not timed: {error}")
+            return artifact
         stage.done(", ".join(map(str, found)))
     if any(each.is_faster is False for each in found):
         log.warning(

@@ -14,6 +14,7 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.compiled.latency import TIMING_ROUNDS, take_one_sample, time_in_turns
+from clika_ref.core.errors import TargetError
 from clika_ref.export import export as exporting
 from clika_ref.export.speed import SpeedComparison, use_threads
 
@@ -94,6 +95,19 @@ def test_clika_export_slower_artifact_warns_with_slowest_nodes(tmp_path, monkeyp
     assert "model.onnx is slower than float in onnxruntime: 2.00x the time of float on 1 thread." in shown
     assert "Most time goes to" in shown
     assert "optimize_for='latency'" in shown
+
+
+def test_clika_export_error_of_timing_keeps_artifact(tmp_path, monkeypatch, capsys):
+    """An error while timing loses no artifact; the log has its message."""
+
+    def raise_target_error(*_):
+        raise TargetError("the float model is too large")
+
+    monkeypatch.setattr(exporting, "compare_speed", raise_target_error)
+    artifact = compile_quantized().clika_export(tmp_path / "model.onnx")
+    assert artifact.path.exists()
+    assert "speed" not in artifact.facts
+    assert "not timed: the float model is too large" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
