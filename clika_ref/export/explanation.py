@@ -13,7 +13,7 @@ from clika_ref.compiled.lowering import check_supported
 from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.quantization_scheme import QuantizationScheme, is_fused
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION, Target
 from clika_ref.export.configuration import ExportConfiguration
@@ -233,13 +233,29 @@ def _tensors(node: Node) -> list[Value]:
 def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
     """Return the planned precision of nodes that read only quantized operands (except biases), or a low-bit weight.
 
-    An elementwise node with a number operand is not among them: ``x * 3`` is computed in float.
+    An elementwise node is among them only if its result is quantized, and no operand is a number: ``x * 3`` is computed
+    in float.
     """
     kinds = scheme.layers | scheme.elementwise | scheme.data_movement if scheme else frozenset[str]()
     elementwise = scheme.elementwise if scheme else frozenset[str]()
     read = [n for n in graph.nodes if n.op_type in kinds and all(map(_is_dequantized, non_bias_operands(n)))]
-    quantized = {n: INT8_PRECISION for n in read if n.op_type not in elementwise or not any(map(_is_number, n.inputs))}
+    quantized = {
+        n: INT8_PRECISION
+        for n in read
+        if n.op_type not in elementwise
+        or (scheme and _is_requantized(n, scheme) and not any(map(_is_number, n.inputs)))
+    }
     return quantized | {node: f"int{weight.bits} weights" for node, weight in find_low_bit_layers(graph).items()}
+
+
+def _is_requantized(node: Node, scheme: QuantizationScheme) -> bool:
+    """Return whether the result of a node is quantized, directly or after operators that the runtime fuses with it."""
+    users = [use.user for use in node.output.uses if isinstance(use.user, Node)]
+    return any(
+        user.op_type == QDQ_OPERATORS[0]
+        or (is_fused(scheme, user.op_type, user.attrs) and _is_requantized(user, scheme))
+        for user in users
+    )
 
 
 def _is_number(operand: Any) -> bool:

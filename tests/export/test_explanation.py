@@ -131,6 +131,32 @@ def test_clika_explain_constant_factor_not_planned_int8():
     assert not found.not_quantized
 
 
+class Summed(nn.Module):
+    """Two sums of convolutions: one before a convolution, and one before an output."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = (nn.Conv2d(3, 3, 1) for _ in range(3))
+
+    def forward(self, x):
+        y = torch.relu(self.one(x) + self.two(x))
+        return self.three(y) + y
+
+
+def test_clika_explain_sum_planned_int8_only_if_result_is_quantized():
+    """Of two sums of quantized values, only the one that a layer reads is planned in INT8; both run as planned."""
+    torch.manual_seed(0)
+    module = clika_compile(
+        Summed().eval(),
+        calibration_inputs=[X],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    found = module.clika_explain()
+    assert [(n.planned, n.runs) for n in found.nodes if n.operator == "add"] == [("int8", "int8"), ("float", "float")]
+    assert not found.not_quantized
+
+
 def test_explanation_str_table_and_summary():
     """The text is a table with a summary line."""
     lines = str(compile_quantized().clika_explain()).splitlines()
