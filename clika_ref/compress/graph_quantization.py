@@ -222,6 +222,7 @@ def calibrate_graph(
     _make_pipeline(calibration, request, registry, model)  # reject unsupported settings before the data is read
     if request.options.optimize_for == "latency":
         check_supported(calibration.graph, request.target)  # a graph that does not run cannot be timed
+    _warn_without_layers(calibration.graph, request, log)
     if request.ineffective_options:
         log.warning(f"{', '.join(request.ineffective_options)} has no effect with weight-only quantization")
     recalibrate = partial(prepare_calibration, model, request, registry)
@@ -236,6 +237,17 @@ def calibrate_graph(
             stages.slow_layers = timer.find_slow_layers(calibration.graph, calibration.reservoir.batches[0])
             stage.done(f"{format_count(len(stages.slow_layers), 'layer')} slower when quantized")
     return stages
+
+
+def _warn_without_layers(graph: Graph, request: QuantizationRequest, log: CompilationLog) -> None:
+    """Warn before the data is read if a graph has no layer that the target quantizes."""
+    weight_only = request.scheme.weights_only if request.settings.prefer_weights_only_quantization else None
+    layers = request.scheme.layers if weight_only is None else weight_only.layers
+    if not any(node.op_type in layers for node in graph.nodes):
+        log.warning(
+            f"{graph.name} has no layer that {request.target.name} quantizes, and stays in float. It quantizes "
+            f"{', '.join(sorted(layers))}."
+        )
 
 
 def _make_pipeline(
