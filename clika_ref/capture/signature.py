@@ -23,6 +23,12 @@ LIST_ARGUMENT_HINT = (
 )
 """Appended to a message if a list does not fit a call."""
 
+DICT_ARGUMENT_HINT = (
+    ". A dict with keys that are no arguments is one argument: data_transform_fn=lambda batch: batch[{key!r}] passes "
+    "only that entry."
+)
+"""The same for a dict, such as a batch with labels."""
+
 
 @dataclass(frozen=True)
 class TensorLeaf:
@@ -115,8 +121,7 @@ class Signature:
             leaves, found = pytree.tree_flatten(given.pop(name))
             if found != spec:
                 msg = f"argument {name!r} has the structure {found}, but the model was compiled for {spec}"
-                msg += LIST_ARGUMENT_HINT if found.type is list and len(args) == 1 else ""
-                raise ModelError(msg)
+                raise ModelError(msg + (_describe_batch(args[0]) if len(args) == 1 else ""))
             flat += leaves
         for name, value in given.items():
             default = self.parameters.parameters.get(name)
@@ -298,3 +303,10 @@ def is_same_constant(value: Any, traced: Any) -> bool:
     if isinstance(value, torch.Tensor) or isinstance(traced, torch.Tensor) or type(value) is not type(traced):
         return False
     return bool(value == traced) or (value != value and traced != traced)  # noqa: PLR0124 - NaN
+
+
+def _describe_batch(given: Any) -> str:
+    """Return how to pass a batch as a call, if an argument may be one: a list or a dict."""
+    if isinstance(given, list):
+        return LIST_ARGUMENT_HINT
+    return DICT_ARGUMENT_HINT.format(key=next(iter(given))) if isinstance(given, dict) and given else ""

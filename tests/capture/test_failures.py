@@ -238,6 +238,20 @@ def test_clika_compile_loader_lists_suggest_transform(tracing):
     assert clika_compile(nn.Linear(3, 3), data_transform_fn=lambda batch: batch[0], **how).clika_summary().layers
 
 
+def test_clika_compile_dict_batch_suggests_transform():
+    """A batch that is a dict with labels raises an error that names it, and suggests to pass one entry."""
+    how = {
+        "quantization_settings": QuantizationSettings(),
+        "deployment_settings": DeploymentSettings_ONNXRuntime_ONNX(),
+        "calibration_inputs": [{"pixels": torch.ones(2, 3).numpy(), "label": torch.ones(2).numpy()}],
+        "tracing_inputs": [torch.ones(2, 3)],
+    }
+    with pytest.raises(
+        ModelError, match=r"(?s)calibration batch 1: .*data_transform_fn=lambda batch: batch\['pixels'\] passes only"
+    ):
+        clika_compile(nn.Linear(3, 3), **how)
+
+
 def test_clika_compile_sparse_tensors_rejected():
     """Sparse inputs and weights raise an error with the remedy."""
     sparse = torch.eye(3).to_sparse()
