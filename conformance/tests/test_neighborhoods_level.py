@@ -28,9 +28,15 @@ def run_checks(operator, target, folder):
 
 def test_neighborhoods_tasks_exclude_random_and_qdq_operators(tmp_path):
     """Each deterministic operator on float32 is a task, except those that quantize."""
-    subjects = {task.subject for task in neighborhoods.tasks(Suite(REGISTRY, Identity(), Profile("small"), tmp_path))}
+    suite = Suite(REGISTRY, OnnxRuntime(), Profile("small"), tmp_path)
+    subjects = {task.subject for task in neighborhoods.tasks(suite)}
     assert {"conv2d", "softmax", "cat"} <= subjects
     assert not subjects & {"quantize", "dequantize", "rand_like", "bitwise_and"}
+
+
+def test_neighborhoods_target_without_scheme_has_no_tasks(tmp_path):
+    """A target that computes in float has no neighborhoods."""
+    assert not neighborhoods.tasks(Suite(REGISTRY, Identity(), Profile("small"), tmp_path))
 
 
 @pytest.mark.parametrize("target", [OnnxRuntime(), EXTENDED, BASIC, Identity()], ids=lambda target: target.name)

@@ -24,9 +24,12 @@ QDQ_OPERATORS = frozenset({"quantize", "dequantize"})
 
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return one task for each operator that takes float32, if the two operators of quantization are declared."""
+    """Return one task for each operator that takes float32.
+
+    There are none if the target has no quantization scheme, or the two operators of quantization are not declared.
+    """
     operators = suite.registry.operators
-    if not operators.keys() >= QDQ_OPERATORS:
+    if suite.target.scheme is None or not operators.keys() >= QDQ_OPERATORS:
         return []
     return [Task(LEVEL, op.name, "float32") for op in operators.values() if _is_judged(op)]
 
