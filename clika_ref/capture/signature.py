@@ -121,7 +121,8 @@ class Signature:
             leaves, found = pytree.tree_flatten(given.pop(name))
             if found != spec:
                 msg = f"argument {name!r} has the structure {found}, but the model was compiled for {spec}"
-                raise ModelError(msg + (_describe_batch(args[0]) if len(args) == 1 else ""))
+                is_other_kind = found.type is not spec.type
+                raise ModelError(msg + (_describe_batch(args[0]) if len(args) == 1 and is_other_kind else ""))
             flat += leaves
         for name, value in given.items():
             default = self.parameters.parameters.get(name)

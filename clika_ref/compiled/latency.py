@@ -243,7 +243,8 @@ def _shape(operand: Any) -> Any:
 def take_one_sample(graph: Graph, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the first sample of a batch, or the batch if its size is fixed, or the graph does not accept one."""
     first = [x[:1] if x.ndim else x for x in inputs]
-    has_batch = all(value.type.shape and not isinstance(value.type.shape[0], int) for value in graph.inputs)
+    sizes = {value.type.shape[0] if value.type.shape else 1 for value in graph.inputs}
+    has_batch = len(sizes) == 1 and not any(isinstance(size, int) for size in sizes)  # others may be indexed
     try:
         check_inputs(graph, first)
     except ModelError:

@@ -77,6 +77,18 @@ def test_take_one_sample_needs_dynamic_batch():
         assert len(take_one_sample(graph, [x])[0]) == expected
 
 
+def test_take_one_sample_inputs_of_other_lengths_stay_whole():
+    """An input that another one may index is not cut."""
+
+    class Indexed(nn.Module):
+        def forward(self, x, index):
+            return x[index]
+
+    inputs = [[torch.randn(n, 2), torch.arange(m)] for n, m in ((3, 2), (5, 4))]
+    graph = clika_compile(Indexed(), tracing_inputs=[tuple(each) for each in inputs]).graph
+    assert [len(x) for x in take_one_sample(graph, inputs[0])] == [3, 2]
+
+
 def test_clika_export_reports_speed(tmp_path, capsys):
     """A quantized export reports the ratio for one thread and all threads; the file does not depend on it."""
     module = compile_quantized()
