@@ -22,6 +22,9 @@ MIN_PAIRS = 5
 MAX_SECONDS = 1.0
 """Maximum number of seconds for the pairs of one number of threads."""
 
+MIN_SLOWDOWN = 0.03
+"""Share of the time by which the artifact must be slower for a warning."""
+
 SHOWN_NODES = 3
 """Number of nodes to name if the artifact is not faster."""
 
@@ -49,14 +52,14 @@ class SpeedComparison:
         own, other = _middle_half(self.seconds), _middle_half(self.float_seconds)
         if own[1] < other[0]:
             return True
-        return False if own[0] > other[1] else None
+        return False if own[0] > other[1] and self.ratio > 1 + MIN_SLOWDOWN else None
 
     def __str__(self) -> str:
         where = f"on {format_count(self.threads, 'thread')}"
         if self.is_faster is not None:
             return f"{self.ratio:.2f}x the time of float {where}"
         count = len(self.seconds)
-        why = f"{format_count(count, 'pair')} in {MAX_SECONDS:g} s" if count < MIN_PAIRS else "the times overlap"
+        why = f"{format_count(count, 'pair')} in {MAX_SECONDS:g} s" if count < MIN_PAIRS else "no clear difference"
         return f"unknown {where}: {why} ({self.ratio:.2f}x)"
 
 
