@@ -43,6 +43,9 @@ SECONDS_PER_LONG_CALL = 20 * SECONDS_PER_ROUND
 MIN_SLOWDOWN = 1.05
 """Ratio of medians above which a layer counts as slower; smaller ones are noise of the machine."""
 
+MIN_DIFFERENCE = 0.03
+"""The same for whole files, as a share: these are timed longer."""
+
 TIMING_QPARAMS = QParams(2.0**-5, 0)
 """Scale of inputs and outputs of timed layers; kernels take the same time with any scale."""
 

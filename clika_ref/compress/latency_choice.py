@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from clika_ref.compiled.latency import LayerTimer, measure_ratio_to_float, take_one_sample
+from clika_ref.compiled.latency import MIN_DIFFERENCE, LayerTimer, measure_ratio_to_float, take_one_sample
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.registry import Registry
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.pipeline import QuantizationPipeline
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
-
-MIN_GAIN = 0.03
-"""Share of the time by which a candidate must be faster than an earlier one: less is noise of the machine."""
 
 DEFAULT_PLAN, WITHOUT_SLOW_LAYERS, ALL_LAYERS = "the default plan", "without slower layers", "all layers in INT8"
 
@@ -59,9 +56,9 @@ def choose_fastest(
         return preferred
     candidates = [measure(name, found) for name, found in plans.items() if not found.plan.is_empty]
     fastest = min(candidate.ratio for candidate in candidates)
-    chosen = next(each for each in candidates if each.ratio <= fastest / (1 - MIN_GAIN))
+    chosen = next(each for each in candidates if each.ratio <= fastest / (1 - MIN_DIFFERENCE))
     times = ", ".join(map(str, candidates))
-    if chosen.ratio <= 1 + MIN_GAIN:
+    if chosen.ratio <= 1 + MIN_DIFFERENCE:
         log.show(f"Times compared with float: {times}. Chosen: {chosen.name}")
         return chosen.found
     log.show(f"Times compared with float: {times}. Each is slower than float, so the model stays in float")

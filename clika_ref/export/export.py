@@ -209,11 +209,11 @@ def _time(  # noqa: PLR0917 - these arguments describe one export
             stage.done(f"not timed: {error}")
             return artifact
         stage.done(", ".join(map(str, found)))
+    if any(each.is_faster is False for each in found):
         try:
-            advice = advise(target, graph, artifact, inputs) if any(each.is_faster is False for each in found) else ""
+            advice = advise(target, graph, artifact, inputs)
         except ClikaError:  # the runtime cannot profile it
             advice = ""
-    if any(each.is_faster is False for each in found):
         log.warning(
             f"{artifact.path.name} is slower than float in {target.name}: {', '.join(map(str, found))}.{advice}"
         )

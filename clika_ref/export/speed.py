@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clika_ref.compiled.latency import time_in_turns
+from clika_ref.compiled.latency import MIN_DIFFERENCE, time_in_turns
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import format_count
 from clika_ref.core.ir import Graph
@@ -21,9 +21,6 @@ MIN_PAIRS = 5
 
 MAX_SECONDS = 1.0
 """Maximum number of seconds for the pairs of one number of threads."""
-
-MIN_SLOWDOWN = 0.03
-"""Share of the time by which the artifact must be slower for a warning."""
 
 SHOWN_NODES = 3
 """Number of nodes to name if the artifact is not faster."""
@@ -52,7 +49,7 @@ class SpeedComparison:
         own, other = _middle_half(self.seconds), _middle_half(self.float_seconds)
         if own[1] < other[0]:
             return True
-        return False if own[0] > other[1] and self.ratio > 1 + MIN_SLOWDOWN else None
+        return False if own[0] > other[1] and self.ratio > 1 + MIN_DIFFERENCE else None
 
     def __str__(self) -> str:
         where = f"on {format_count(self.threads, 'thread')}"

@@ -7,6 +7,7 @@ quantization; each entry is verified in ``tests/test_scheme.py``.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from clika_ref.core.quantization_scheme import (
@@ -34,8 +35,9 @@ X86 = QuantizationScheme(
     needs_quantized_output=CONVOLUTIONS,
     fused={"relu": {}, "relu6": {}, "hardtanh": {"min_val": 0}},
     elementwise=frozenset({"add", "mul", "cat", "sigmoid", "leaky_relu", "avg_pool2d", "adaptive_avg_pool2d"}),
-    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"})
-    | {"upsample_nearest2d"},
+    data_movement=frozenset(
+        {"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d", "upsample_nearest2d"}
+    ),
     per_tensor_weights=frozenset({"matmul"}),
     int32_bias=CONVOLUTIONS | {"linear"},
     int32_bias_2d_or_static=frozenset({"linear"}),
@@ -66,6 +68,7 @@ def scheme_here() -> QuantizationScheme:
     return without_operators(full_scheme(), find_measurement()[0].slower)
 
 
+@cache
 def find_measurement() -> tuple[IslandMeasurement, str]:
     """Return the measurement nearest to the runtime and the processor here, and a note if it is of others."""
     return select_measurement(ISLANDS_PATH, installed_version("onnxruntime"), cpu.cpu_class())

@@ -7,6 +7,7 @@ low precision transformations; each entry is verified in ``tests/test_scheme.py`
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from clika_ref.core.quantization_scheme import (
@@ -40,8 +41,9 @@ MIXED_SCHEME = QuantizationScheme(
     activations=QuantizedType(),
     weights=QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True),
     layers=CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | MATRIX_PRODUCTS,
-    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"})
-    | {"upsample_nearest2d"},
+    data_movement=frozenset(
+        {"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d", "upsample_nearest2d"}
+    ),
     shared_qparams=frozenset({"cat"}),
     quantizes_before_moves=True,
     fused_sums=FusedSums(CONVOLUTIONS, rounds_layer_result=True),
@@ -85,6 +87,7 @@ def keep_islands_in_float(in_float: frozenset[str]) -> QuantizationScheme:
     return without_operators(full_scheme(), in_float & ISLAND_OPERATORS)
 
 
+@cache
 def find_measurement() -> tuple[IslandMeasurement, str]:
     """Return the measurement nearest to the runtime and the processor here, and a note if it is of others."""
     return select_measurement(ISLANDS_PATH, installed_version("openvino"), cpu.cpu_class())
