@@ -27,6 +27,9 @@ SOURCE_KEY = "clika.source"
 GUARDS_KEY = "clika.guards"
 """Metadata keys: the module path and source line of a node, and the guards of a model, one per line."""
 
+OPERATOR_KEY = "clika.operator"
+"""Key in ``ir.Node.meta``, which no file has: the name of the operator that the node is a lowering of."""
+
 
 def emit(graph: Graph) -> ir.Model:
     """Lower a graph to an ONNX model; its values keep their names.
@@ -157,6 +160,8 @@ class _Emission:
         operands = [self.values[v] if isinstance(v, Value) else v for v in node.inputs]
         first_new = len(op.nodes)
         results = self._call(node, operands)
+        for onnx_node in op.nodes[first_new:]:
+            onnx_node.meta[OPERATOR_KEY] = node.op.name
         new = {value for onnx_node in op.nodes[first_new:] for value in onnx_node.outputs}
         for value, onnx in zip(node.outputs, results, strict=True):
             if onnx in new:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
 
+from clika_ref.onnx_export.emission import OPERATOR_KEY
 from clika_ref_onnxruntime.explaining import FUSED_ACTIVATIONS, MOVING_OPERATORS
 
 WEIGHT_QUANTIZED_OPERATORS = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -15,20 +16,6 @@ WEIGHT_QUANTIZED_OPERATORS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 PASSED_OPERATORS = MOVING_OPERATORS | {"MaxPool"}
 """Operators that ONNX Runtime may move quantize and dequantize nodes across (``propagate_qdq_ops.cc``)."""
-
-
-ISLAND_OPERATORS: Mapping[str, frozenset[str]] = {
-    "add": frozenset({"Add"}),
-    "mul": frozenset({"Mul"}),
-    "cat": frozenset({"Concat"}),
-    "sigmoid": frozenset({"Sigmoid"}),
-    "leaky_relu": frozenset({"LeakyRelu"}),
-    "avg_pool2d": frozenset({"AveragePool"}),
-    "adaptive_avg_pool2d": frozenset({"AveragePool", "GlobalAveragePool"}),
-    "max_pool2d": frozenset({"MaxPool"}),
-    "upsample_nearest2d": frozenset({"Resize"}),
-}
-"""ONNX operators that run in INT8 between INT8 layers, by the operator that they are the lowering of."""
 
 
 def prevent_fusion(model: ir.Model, float_islands: Collection[str] = ()) -> None:
@@ -52,9 +39,8 @@ def prevent_fusion(model: ir.Model, float_islands: Collection[str] = ()) -> None
       for all channels, and runs the layer in INT8.
     - ``Softmax`` of a dequantized input. Otherwise it runs as QLinearSoftmax, with a table of rounded exponentials.
     - ``MaxPool`` with indices. Otherwise its input is quantized, and the indices are those of other elements.
-    - The operators of ``float_islands`` after a dequantized input, which are faster in float.
+    - The lowerings of the operators in ``float_islands`` after a dequantized input, which are faster in float.
     """
-    islands = frozenset[str]().union(*(ISLAND_OPERATORS[name] for name in float_islands))
     for node in [*model.graph]:
         result = node.outputs[0]
         if (
@@ -65,7 +51,9 @@ def prevent_fusion(model: ir.Model, float_islands: Collection[str] = ()) -> None
             node.op_type = "Sum"
         elif node.op_type in ("Relu", "Clip") and result.dtype == ir.DataType.FLOAT and _is_float_clip(node):
             _replace_by_min_max(model.graph, node)
-        elif _runs_in_int8_if_quantized(node) or (node.op_type in islands and _is_dequantized(node.inputs[0])):
+        elif _runs_in_int8_if_quantized(node) or (
+            node.meta.get(OPERATOR_KEY) in float_islands and _is_dequantized(node.inputs[0])
+        ):
             _keep_in_float(model.graph, node)
 
 
@@ -103,20 +91,26 @@ def _find_only_reader(value: ir.Value) -> ir.Node | None:
 
 def _is_dequantized_before_moves(value: ir.Value | None) -> bool:
     """Whether a value is dequantized, directly or before data movement, which the runtime may do first."""
-    made = value.producer() if value is not None else None
-    return made is not None and (
-        made.op_type == "DequantizeLinear"
-        or (made.op_type in PASSED_OPERATORS and any(map(_is_dequantized_before_moves, made.inputs)))
-    )
+    producer = value.producer() if value is not None else None
+    return producer is not None and _leads_to("DequantizeLinear", [producer], ir.Node.predecessors)
 
 
 def _is_quantized_after_moves(value: ir.Value) -> bool:
     """Whether a value is quantized, directly or after data movement, which the runtime may do later."""
-    return any(
-        use.node.op_type == "QuantizeLinear"
-        or (use.node.op_type in PASSED_OPERATORS and any(map(_is_quantized_after_moves, use.node.outputs)))
-        for use in value.uses()
-    )
+    return _leads_to("QuantizeLinear", [use.node for use in value.uses()], ir.Node.successors)
+
+
+def _leads_to(kind: str, nodes: Sequence[ir.Node], step: Callable[[ir.Node], Sequence[ir.Node]]) -> bool:
+    """Whether nodes of an ONNX operator are reached from given nodes, in steps from nodes that move data."""
+    rest, seen = [*nodes], {*nodes}
+    while rest:
+        node = rest.pop()
+        if node.op_type == kind:
+            return True
+        new = [each for each in step(node) if each not in seen] if node.op_type in PASSED_OPERATORS else []
+        rest += new
+        seen.update(new)
+    return False
 
 
 def _is_layer_norm_input(value: ir.Value) -> bool:

@@ -1,9 +1,11 @@
 """Nodes that are written so that ONNX Runtime does not fuse them: their results and kernels."""
 
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from clika_ref_onnxruntime.fusion_barriers import prevent_fusion
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
@@ -98,3 +100,16 @@ def test_fusion_barriers_relu_between_int8_layers_stays_relu(tmp_path):
     path = module.clika_export(tmp_path / "cut.onnx").path
     assert "Relu" in [node.op_type for node in onnx.load(path).graph.node]
     assert read_optimized_op_types(path, tmp_path).count("QGemm") == 2
+
+
+def test_prevent_fusion_visits_shared_moves_once():
+    """Concatenations of a value with itself have exponentially many paths."""
+    value = start = ir.val("x", ir.DataType.FLOAT, [1, 1])
+    nodes: list[ir.Node] = []
+    for _ in range(200):
+        nodes.append(ir.node("Concat", [value, value], {"axis": 1}))
+        value = nodes[-1].outputs[0]
+    nodes.append(ir.node("Softmax", [value]))
+    graph = ir.Graph([start], nodes[-1].outputs, nodes=nodes, opset_imports={"": 21})
+    prevent_fusion(ir.Model(graph, ir_version=10))
+    assert [node.op_type for node in graph][-1] == "Softmax"

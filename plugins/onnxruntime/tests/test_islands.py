@@ -77,3 +77,17 @@ def test_clika_compile_logs_note_on_scheme(capsys, monkeypatch):
     monkeypatch.setattr(OnnxRuntime, "scheme_note", property(lambda _: note, lambda *_: None))
     compile_islands()
     assert f"onnxruntime: {note}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_clika_export_barriers_follow_operator_not_onnx_node(tmp_path):
+    """An adaptive pooling is written as the ONNX node of an average pooling, and is faster in INT8."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Conv2d(4, 4, 1)).eval()
+    module = clika_compile(
+        model,
+        calibration_inputs=[torch.randn(4, 4, 10, 10)],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    module.clika_export(tmp_path / "model.onnx")
+    assert {node.operator: node.runs for node in module.clika_explain().nodes}["adaptive_avg_pool2d"] == "int8"
