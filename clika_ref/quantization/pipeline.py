@@ -281,7 +281,7 @@ class QuantizationPipeline:
     def evaluation(self) -> CandidateEvaluation:
         """Measures the output error of a plan on samples of several held-out batches."""
         kept = self.calibration.reservoir
-        held_out = select_evaluation_batches([kept.batches[i] for i in kept.evaluation_indices])
+        held_out = select_evaluation_batches(self._graph, [kept.batches[i] for i in kept.evaluation_indices])
         return CandidateEvaluation(self._graph, self.operators, held_out)
 
     @cached_property

@@ -51,21 +51,28 @@ class CandidateEvaluation:
         return [o for o in run_graph(graph, inputs) if o.is_floating_point()]
 
 
-def select_evaluation_batches(batches: Sequence[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
+def select_evaluation_batches(graph: Graph, batches: Sequence[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
     """Return few batches with samples from the quietest to the loudest, as data may vary from sample to sample.
 
-    Samples of batches with equal shapes are mixed. A mixed batch has the size of a given one, which the graph is known
-    to accept. Other batches are returned as they are, two at least.
+    Samples of batches with equal shapes are mixed if the inputs and outputs of the graph have the same dim 0, which is
+    then their batch dim. A mixed batch has the size of a given one, which the graph is known to accept. Other batches
+    are returned as they are, two at least.
     """
     first = batches[0]
     size = sample_count(first)
     count = math.ceil(MIN_EVALUATION_SAMPLES / size)
     alike = [batch for batch in batches if [x.shape for x in batch] == [x.shape for x in first]]
-    if len(alike) < 2 or any(x.shape[:1] != (size,) for x in first):
+    if len(alike) < 2 or not _has_batch_dim(graph):
         return _space_by_loudness(batches, max(count, 2))
     samples = _space_by_loudness([[x[i : i + 1] for x in batch] for batch in alike for i in range(size)], count * size)
     mixed = [samples[start : start + size] for start in range(0, len(samples) // size * size, size)]
     return [[torch.cat(tensors) for tensors in zip(*batch, strict=True)] for batch in mixed]
+
+
+def _has_batch_dim(graph: Graph) -> bool:
+    """Return whether all inputs and outputs have the same dim 0."""
+    dims = {value.type.shape[:1] for value in (*graph.inputs, *graph.outputs)}
+    return len(dims) == 1 and () not in dims
 
 
 def _space_by_loudness(batches: Sequence[Sequence[Tensor]], count: int) -> list[Sequence[Tensor]]:

@@ -9,7 +9,9 @@ from torch import nn
 
 from clika_ref import ClikaCompileOptions, QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Value
 from clika_ref.core.quantization_scheme import QuantizedType
+from clika_ref.core.types import TensorType
 from clika_ref.quantization import pipeline
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation, select_evaluation_batches
 from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities
@@ -78,6 +80,18 @@ def test_candidate_evaluation_batches_of_other_sizes_are_summed():
     assert parts.error(plan) == pytest.approx(whole, rel=1e-6)
 
 
+def make_graph(*inputs, output):
+    """A graph with inputs and an output of these shapes."""
+    graph = Graph("mixed")
+    for shape in inputs:
+        graph.add_input(TensorType(torch.float32, shape), "x")
+    graph.add_output(Value(TensorType(torch.float32, output), "y"))
+    return graph
+
+
+SAMPLES = make_graph(("batch", 3), output=("batch", 5))
+
+
 def number_batches(count, shape, start=0):
     """Batches of one tensor, filled with the number of the batch."""
     return [[torch.full(shape, float(start + number))] for number in range(count)]
@@ -86,7 +100,7 @@ def number_batches(count, shape, start=0):
 @pytest.mark.parametrize(("size", "count"), [(8, 1), (4, 1), (2, 2), (1, 4)])
 def test_select_evaluation_batches_samples_of_many_batches(size, count):
     """At least four samples are selected, in batches of the given size, from the quietest to the loudest."""
-    found = select_evaluation_batches(number_batches(10, (size, 3))[::-1])
+    found = select_evaluation_batches(SAMPLES, number_batches(10, (size, 3))[::-1])
     assert [x.shape for (x,) in found] == [(size, 3)] * count
     numbers = torch.cat([x[:, 0] for (x,) in found])
     assert (numbers[0], numbers[-1]) == (0, 9)
@@ -96,22 +110,29 @@ def test_select_evaluation_batches_samples_of_many_batches(size, count):
 def test_select_evaluation_batches_other_shapes_kept_whole():
     """Batches without common shapes, or without a common batch dim, are not mixed; two are selected."""
     rows = [[torch.full((4, length), 1.0 + length % 4)] for length in range(3, 8)]
-    assert [x.shape for (x,) in select_evaluation_batches(rows)] == [(4, 4), (4, 7)]
+    assert [x.shape for (x,) in select_evaluation_batches(SAMPLES, rows)] == [(4, 4), (4, 7)]
     with_constant = [[x, torch.zeros(7)] for (x,) in number_batches(6, (4, 3))]
-    found = select_evaluation_batches(with_constant)
+    found = select_evaluation_batches(make_graph((4, 3), (7,), output=(4, 3)), with_constant)
     assert [x.unique().tolist() for x, _ in found] == [[0], [5]]
+
+
+@pytest.mark.parametrize("output", [(4, 2), (3,)])
+def test_select_evaluation_batches_mixed_along_batch_dim_only(output):
+    """Samples are mixed only if the outputs have the same dim 0: others may be images without a batch dim."""
+    found = select_evaluation_batches(make_graph((4, 3), output=output), number_batches(10, (4, 3)))
+    assert [len(x.unique()) for (x,) in found] == ([4] if output == (4, 2) else [1, 1])
 
 
 def test_select_evaluation_batches_integers_spaced_evenly():
     """Integers have no loudness: their samples are spaced evenly."""
-    ((x,),) = select_evaluation_batches([[torch.full((4, 3), number)] for number in range(10)])
+    ((x,),) = select_evaluation_batches(SAMPLES, [[torch.full((4, 3), number)] for number in range(10)])
     assert x[:, 0].tolist() == [0, 3, 6, 9]
 
 
 def test_select_evaluation_batches_single_batch_returned():
     """A single batch is returned as it is."""
     (only,) = number_batches(1, (4, 3))
-    assert select_evaluation_batches([only]) == [only]
+    assert select_evaluation_batches(SAMPLES, [only]) == [only]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 20])
