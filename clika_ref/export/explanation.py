@@ -17,20 +17,17 @@ from clika_ref.core.quantization_scheme import QuantizationScheme, is_fused
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION, Target
 from clika_ref.export.configuration import ExportConfiguration
-from clika_ref.export.export import make_export_graph
+from clika_ref.export.export_graph import make_export_graph, make_float_graph
 from clika_ref.export.input_rounding import find_low_bit_layers
 from clika_ref.export.speed import SpeedComparison, can_time, compare_speed
 from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.graph_runs import compute_outputs
-from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.insertion import QDQ_OPERATORS, Plan
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
 from clika_ref.reporting.tables import HasTables, Table
 
 NOT_REPORTED = "not reported by the runtime"
 """The precision of a node that the runtime does not report, or for which it names no integer kernel."""
-
-QDQ_OPERATORS = ("quantize", "dequantize")
-"""The operators at the borders of quantized regions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +152,7 @@ def explain(
         found = replace(found, nodes=_add_time_shares(found.nodes, target.profile(file, one)))
         if plan is None or plan.is_empty:
             return found
-        plain = make_export_graph(graph, None, target, registry, replace(form, export_int4=None))
-        with compile_temporarily(plain, target) as in_float:
+        with compile_temporarily(make_float_graph(graph, target, registry, form), target) as in_float:
             return replace(found, speed=compare_speed(target, file, in_float, one))
 
 

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from clika_ref.compiled.latency import take_one_sample
-from clika_ref.compiled.lowering import check_supported, lower_for, quantize_for_target, target_for
-from clika_ref.compiled.runners import compile_temporarily
+from clika_ref.compiled.lowering import check_supported, lower_for, target_for
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import ClikaError, ModelError, format_count
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.ir import Graph
-from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.export.artifact_check import compare_artifact
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.dynamic_axes import filter_examples, restrict_dynamic_dims
-from clika_ref.export.fp16 import check_overflow, convert_to_half
+from clika_ref.export.export_graph import apply_form, make_float_graph
+from clika_ref.export.fp16 import check_overflow
 from clika_ref.export.interface import name_interface
 from clika_ref.export.quantized_check import compare_quantized
-from clika_ref.export.speed import advise, can_time, compare_speed
+from clika_ref.export.speed import add_speed, can_time
 from clika_ref.export.unchecked_guards import warn_of_unchecked_guards
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
-from clika_ref.quantization.qdq.packed_weights import set_int4_storage
 from clika_ref.quantization.weight_checks import nan_warning
 from clika_ref.reporting.console import format_size
 from clika_ref.reporting.log import CompilationLog
@@ -104,7 +103,10 @@ def export(
             with log.stage("Comparing") as stage:
                 stage.done(_compare(request, artifact, target, graph, examples))
             if plain is not None:
-                artifact = _time(plain, graph, artifact, request, target, registry, examples[0], log)
+                form = replace(request.configuration, keep_outputs_at_idx=None)  # the graph has only these
+                make_plain = partial(make_float_graph, plain, target, registry, form)
+                inputs = take_one_sample(graph, examples[0])
+                artifact = add_speed(artifact, graph, target, inputs, log, make_plain=make_plain)
     warn_of_unchecked_guards(graph, log)
     # Runtimes look for external data next to the given path; next to a link there is none.
     written = resolve_links(path) if path.is_symlink() else path
@@ -130,32 +132,10 @@ def _fuse(
     reports = lower_for(request.plan, graph, registry, target, check_inputs)
     if request.plan is not None:
         quantize_graph(graph, request.plan, operators)
-    _apply_form(graph, target, form, operators)
+    apply_form(graph, target, form, operators)
     name_interface(graph, operators, request.input_names, request.output_names)
     log.report_removals(reports)
     return graph, examples
-
-
-def make_export_graph(
-    graph: Graph, plan: Plan | None, target: Target, registry: Registry, form: ExportConfiguration
-) -> Graph:
-    """Return a clone of a module's graph as lowered for a target, without the names and dims that an export chooses.
-
-    Raises:
-        ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
-        TargetError: the form excludes INT4, and the target supports no other format for these weights.
-    """
-    clone = quantize_for_target(graph, plan, target, registry, form.select_outputs(graph.outputs))
-    _apply_form(clone, target, form, registry.operators)
-    return clone
-
-
-def _apply_form(graph: Graph, target: Target, form: ExportConfiguration, operators: Mapping[str, Operator]) -> None:
-    """Pack the INT4 weights of a quantized graph, and convert it to FP16 or BF16 if requested."""
-    set_int4_storage(graph, target, as_such=form.export_int4)
-    if form.half is not None:
-        convert_to_half(graph, form.half, operators)
-    graph.drop_unused_constants()
 
 
 def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLog) -> None:
@@ -181,43 +161,6 @@ def _is_timed(request: ExportRequest, target: Target) -> bool:
     """Return whether to time the artifact: it is quantized, and its own runtime runs here."""
     is_quantized = request.plan is not None and not request.plan.is_empty
     return is_quantized and can_time(target) and request.options.compare_after_export
-
-
-def _time(  # noqa: PLR0917 - these arguments describe one export
-    plain: Graph,
-    graph: Graph,
-    artifact: Artifact,
-    request: ExportRequest,
-    target: Target,
-    registry: Registry,
-    example: Sequence[torch.Tensor],
-    log: CompilationLog,
-) -> Artifact:
-    """Time an artifact and the float model; return it with the times, and warn if it is not faster.
-
-    The artifact is already verified. An error, such as of a float model that is too large for a file, changes nothing.
-    """
-    form = replace(request.configuration, export_int4=None)
-    inputs = take_one_sample(graph, example)
-    with log.stage("Timing") as stage:
-        try:
-            in_float = quantize_for_target(plain, None, target, registry)
-            _apply_form(in_float, target, form, registry.operators)
-            with compile_temporarily(in_float, target) as other:
-                found = compare_speed(target, artifact, other, inputs)
-        except ClikaError as error:
-            stage.done(f"not timed: {error}")
-            return artifact
-        stage.done(", ".join(map(str, found)))
-    if any(each.is_faster is False for each in found):
-        try:
-            advice = advise(target, graph, artifact, inputs)
-        except ClikaError:  # the runtime cannot profile it
-            advice = ""
-        log.warning(
-            f"{artifact.path.name} is slower than float in {target.name}: {', '.join(map(str, found))}.{advice}"
-        )
-    return replace(artifact, facts={**artifact.facts, "speed": found})
 
 
 def artifact_path(file: Any, deployment: BaseDeploymentSettings, registry: Registry) -> Path:

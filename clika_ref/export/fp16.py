@@ -17,7 +17,7 @@ from clika_ref.core.ir import Data, Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.graph_runs import compute_outputs
-from clika_ref.quantization.qdq.insertion import redirect_use
+from clika_ref.quantization.qdq.insertion import QDQ_OPERATORS, redirect_use
 
 FULL_PRECISION = torch.float32
 
@@ -26,9 +26,6 @@ QUANTIZED_DTYPES = (torch.int8, torch.uint8)
 
 INFINITY_THRESHOLD = 1e30
 """Magnitude from which numbers mean "infinite", as in masks; they may overflow to infinity in FP16."""
-
-SCALE_OPERATORS = ("quantize", "dequantize")
-"""Operators with a scale as their second operand, which must not become 0."""
 
 
 def convert_to_half(graph: Graph, half: torch.dtype, operators: Mapping[str, Operator]) -> None:
@@ -130,7 +127,7 @@ class _HalfConversion:
 
     def _convert_number(self, node: Node, position: int, number: float) -> float | Value:
         """Return a number clamped to FP16 or BF16; a scale becomes a constant, as runtimes compute in its dtype."""
-        if node.op_type not in SCALE_OPERATORS or position != 1:
+        if node.op_type not in QDQ_OPERATORS or position != 1:
             return _in_half(number, self.half)
         if number < torch.finfo(self.half).smallest_normal:
             return number
@@ -161,7 +158,7 @@ class _HalfConversion:
         """Whether a node reads a constant in FP16 or BF16."""
         if not isinstance(use.user, Node) or use.user not in self.planned:
             return False
-        if use.user.op_type in SCALE_OPERATORS and use.position == 1 and value.data is not None:
+        if use.user.op_type in QDQ_OPERATORS and use.position == 1 and value.data is not None:
             return bool((value.data >= torch.finfo(self.half).smallest_normal).all())
         return True
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from clika_ref.compiled.latency import MIN_DIFFERENCE, time_in_turns
+from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import format_count
-from clika_ref.core.ir import Graph
+from clika_ref.core.errors import ClikaError, format_count
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.targets import Target
+from clika_ref.quantization.qdq.insertion import QDQ_OPERATORS
+from clika_ref.reporting.log import CompilationLog
 
 MIN_PAIRS = 5
 """Minimum number of pairs of times for a verdict."""
@@ -24,6 +28,13 @@ MAX_SECONDS = 1.0
 
 SHOWN_NODES = 3
 """Number of nodes to name if the artifact is not faster."""
+
+CONVERSIONS_NAME = "quantize and dequantize nodes"
+
+SPEED_ADVICE = (
+    "Compile with optimize_for='latency', which times whole plans on this machine, or give skip_quantization for them "
+    "in layer_quantization_settings. clika_explain() shows the precision of each node."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +115,60 @@ def use_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def advise(target: Target, graph: Graph, artifact: Artifact, inputs: Sequence[Tensor]) -> str:
-    """Return the nodes of an artifact that take most time, and what to do about them.
+def add_speed(
+    artifact: Artifact,
+    graph: Graph,
+    target: Target,
+    inputs: Sequence[Tensor],
+    log: CompilationLog,
+    *,
+    make_plain: Callable[[], Graph],
+) -> Artifact:
+    """Time an artifact and the float model; return it with the times, and warn if it is slower.
+
+    The artifact is already verified. An error, such as of a float model that is too large for a file, changes nothing.
 
     Args:
-        target: the target that runs it.
+        artifact: the quantized artifact.
         graph: the graph that it was written from.
-        artifact: the artifact.
+        target: the target that runs both.
         inputs: one tensor for each input.
+        log: receives the times.
+        make_plain: returns the graph as lowered for the target without quantization.
     """
-    seconds = target.profile(artifact, inputs) if target.has_node_times() else {}
-    slowest = _name_slowest_nodes(graph, seconds)
-    where = f" Most time goes to {', '.join(slowest)}." if slowest else ""
-    return (
-        f"{where} Compile with optimize_for='latency', which times whole plans on this machine, or give "
-        "skip_quantization for them in layer_quantization_settings. clika_explain() shows the precision of each node."
-    )
+    with log.stage("Timing") as stage:
+        try:
+            with compile_temporarily(make_plain(), target) as in_float:
+                found = compare_speed(target, artifact, in_float, inputs)
+        except ClikaError as error:
+            stage.done(f"not timed: {error}")
+            return artifact
+        times = ", ".join(map(str, found))
+        stage.done(times)
+    if any(each.is_faster is False for each in found):
+        slowest = _name_slowest_nodes(graph, _profile(target, artifact, inputs))
+        shown = f" Most time goes to {', '.join(slowest)}." if slowest else ""
+        log.warning(f"{artifact.path.name} is slower than float in {target.name}: {times}.{shown} {SPEED_ADVICE}")
+    return replace(artifact, facts={**artifact.facts, "speed": found})
+
+
+def _profile(target: Target, artifact: Artifact, inputs: Sequence[Tensor]) -> Mapping[str, float]:
+    """Return the seconds of each node; empty if the runtime cannot profile the artifact."""
+    try:
+        return target.profile(artifact, inputs) if target.has_node_times() else {}
+    except ClikaError:
+        return {}
 
 
 def _name_slowest_nodes(graph: Graph, seconds: Mapping[str, float]) -> list[str]:
-    """Return the nodes that take most time, with their share of it."""
-    scopes = {node.name: node.origin.scope for node in graph.nodes}
-    total = sum(seconds.values())
-    slowest = sorted((name for name in seconds if name), key=lambda name: -seconds[name])[:SHOWN_NODES]
-    return [f"{scopes.get(name) or name} ({seconds[name] / total:.0%})" for name in slowest]
+    """Return the nodes that take most time, with their share of it; quantize and dequantize nodes count as one."""
+    names = {node.name: _name_node(node) for node in graph.nodes}
+    by_name = defaultdict[str, float](float)
+    for name, spent in seconds.items():
+        by_name[names.get(name, name)] += spent
+    total, slowest = sum(by_name.values()), sorted(filter(None, by_name), key=lambda name: -by_name[name])
+    return [f"{name} ({by_name[name] / total:.0%})" for name in slowest[:SHOWN_NODES]]
+
+
+def _name_node(node: Node) -> str:
+    return CONVERSIONS_NAME if node.op_type in QDQ_OPERATORS else node.origin.scope or node.name

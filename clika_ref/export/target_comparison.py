@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Target
 from clika_ref.export.configuration import current_configuration
 from clika_ref.export.explanation import Explanation, explain_artifact
-from clika_ref.export.export import make_export_graph
+from clika_ref.export.export_graph import make_export_graph, make_float_graph
 from clika_ref.quantization.decision import Quantization, format_decibels
 from clika_ref.reporting.tables import HasTables, Table
 from clika_ref.settings.argument_checks import check_types
@@ -174,10 +175,7 @@ def _measure_target(
     check_supported(small, target)
     # An emulated target decides by rules.
     unavailable_reason = "" if target.emulated_by else target.unavailable_reason() or ""
-
-    def in_float() -> Graph:
-        return make_export_graph(graph, None, target, registry, replace(form, export_int4=None))
-
+    in_float = partial(make_float_graph, graph, target, registry, form)
     with compile_temporarily(small, target) as file:
         explanation = None if unavailable_reason else explain_artifact(small, file, found.plan, target, inputs)
         return make_row(

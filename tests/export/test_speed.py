@@ -15,7 +15,7 @@ from clika_ref import (
 )
 from clika_ref.compiled.latency import TIMING_ROUNDS, take_one_sample, time_in_turns
 from clika_ref.core.errors import TargetError
-from clika_ref.export import export as exporting
+from clika_ref.export import speed
 from clika_ref.export.speed import SpeedComparison, use_threads
 
 
@@ -102,11 +102,14 @@ def test_clika_export_reports_speed(tmp_path, capsys):
 
 def test_clika_export_slower_artifact_warns_with_slowest_nodes(tmp_path, monkeypatch, capsys):
     """A slower artifact has a warning that names three nodes, and what to do."""
-    monkeypatch.setattr(exporting, "compare_speed", lambda *_: [SpeedComparison(1, [2.0] * 5, [1.0] * 5)])
+    monkeypatch.setattr(speed, "compare_speed", lambda *_: [SpeedComparison(1, [2.0] * 5, [1.0] * 5)])
     compile_quantized().clika_export(tmp_path / "model.onnx")
     shown = " ".join(capsys.readouterr().err.split())
     assert "model.onnx is slower than float in onnxruntime: 2.00x the time of float on 1 thread." in shown
-    assert "Most time goes to" in shown
+    slowest = shown.partition("Most time goes to ")[2].partition(". Compile")[0]
+    assert len(slowest.split(", ")) == 3
+    assert "quantize_" not in slowest  # conversions count as one
+    assert "quantize and dequantize nodes" in slowest
     assert "optimize_for='latency'" in shown
 
 
@@ -116,7 +119,7 @@ def test_clika_export_error_of_timing_keeps_artifact(tmp_path, monkeypatch, caps
     def raise_target_error(*_):
         raise TargetError("the float model is too large")
 
-    monkeypatch.setattr(exporting, "compare_speed", raise_target_error)
+    monkeypatch.setattr(speed, "compare_speed", raise_target_error)
     artifact = compile_quantized().clika_export(tmp_path / "model.onnx")
     assert artifact.path.exists()
     assert "speed" not in artifact.facts

@@ -22,6 +22,9 @@ from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_w
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, FLOAT_LAYER_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, quantize_bias
 
+QDQ_OPERATORS = ("quantize", "dequantize")
+"""The operators at the borders of quantized regions; their second operand is a scale."""
+
 
 @dataclass
 class Plan:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
-from clika_ref.export.explanation import NOT_REPORTED, QDQ_OPERATORS, Explanation, NodeFacts, find_planned_precisions
+from clika_ref.export.explanation import NOT_REPORTED, Explanation, NodeFacts, find_planned_precisions
 from clika_ref.quantization.decision import LayerReport, Quantization
-from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.insertion import QDQ_OPERATORS, Plan
 from clika_ref_visualize.report.contents import NodeRecord, NodeState
 from clika_ref_visualize.report.value_records import list_computing_nodes, trace_before_pairs
 

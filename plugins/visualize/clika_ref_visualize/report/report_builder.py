@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -16,7 +17,7 @@ from clika_ref.core.ir import Graph, Value
 from clika_ref.core.targets import FLOAT_PRECISION, Target
 from clika_ref.core.types import TensorType
 from clika_ref.export.explanation import Explanation, explain_artifact
-from clika_ref.export.export import make_export_graph
+from clika_ref.export.export_graph import make_export_graph, make_float_graph
 from clika_ref.export.target_comparison import TargetFacts, make_row, make_unsupported_row
 from clika_ref.export.visualization import ReportFacts
 from clika_ref.quantization.decision import Quantization
@@ -165,10 +166,6 @@ def _own_row(
 ) -> TargetFacts | None:
     """Return the target's own row of the comparison; None if the quantization decision is unknown."""
     target, quantization = subject.target, subject.found
-
-    def lower_float_graph() -> Graph:
-        return make_export_graph(subject.graph, None, target, subject.registry, replace(subject.form, export_int4=None))
-
     if quantization is None:
         return None
     try:
@@ -178,7 +175,7 @@ def _own_row(
             file,
             explanation,
             subject.example,
-            in_float=lower_float_graph,
+            in_float=partial(make_float_graph, subject.graph, target, subject.registry, subject.form),
             unavailable_reason=unavailable_reason,
         )
     except (ModelError, TargetError) as error:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import QuantizedType
-from clika_ref.export.explanation import QDQ_OPERATORS
 from clika_ref.quantization.calibration.calibrator import is_move_of_observed_value
 from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN
 from clika_ref.quantization.calibration.histogram import Histogram as FullHistogram
 from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.calibration.statistics import Statistics
-from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.insertion import QDQ_OPERATORS, Plan
 from clika_ref.quantization.qdq.qparams import QParams
 from clika_ref_visualize.report.contents import HistogramRecord, ObservedRange, QuantizedRange, ValueRecord
 
