@@ -150,7 +150,7 @@ def test_clika_explain_lists_float_nodes_between_int8_nodes():
     assert [node.operator for node in between] == ["tanh"]
     assert between[0].is_in_table
     assert 0 < between[0].time_share < 1
-    assert sum(node.time_share or 0 for node in found.nodes) == pytest.approx(1, abs=0.5)
+    assert sum(node.time_share or 0 for node in found.nodes) <= 1 + 1e-9  # conversions take the rest
     assert found.speed
     assert str(found.speed[0]) in str(found)
 
