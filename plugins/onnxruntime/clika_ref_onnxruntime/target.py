@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from clika_ref.core.arithmetic import Arithmetic
@@ -33,6 +33,7 @@ from clika_ref_onnxruntime.fusion_barriers import prevent_fusion
 from clika_ref_onnxruntime.kernels import find_missing_kernel
 from clika_ref_onnxruntime.profiling import PROFILED_CALLS, seconds_of_nodes
 from clika_ref_onnxruntime.scheme import find_measurement, full_scheme, scheme_here
+from clika_ref_onnxruntime.slow_kernels import replace_slow_kernels
 
 PROVIDERS = ["CPUExecutionProvider"]
 
@@ -81,10 +82,14 @@ class OnnxRuntime(Target):
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file."""
-        rewrite = partial(prevent_fusion, float_islands=self.float_islands) if self._optimizes else None
+        rewrite = self._rewrite if self._optimizes else None
         external_data = options.get("external_data", False)
         written = write_artifact(graph, path, self.name, external_data=external_data, rewrite=rewrite)
         return ExplainedArtifact.of(written)
+
+    def _rewrite(self, model: ir.Model) -> None:
+        replace_slow_kernels(model)
+        prevent_fusion(model, self.float_islands)
 
     def load(self, artifact: Artifact) -> OnnxRuntimeRunner:
         """Load an ONNX file in the runtime.
