@@ -156,11 +156,10 @@ def clika_compile(
     if disable is True:  # before any other check; values that are merely truthy are rejected below
         return module_or_func  # type: ignore[return-value]
     arguments = locals()  # only the arguments at this point
-    # Importing torch.export and sympy takes a second, so the first compilation pays for it and not the import.
-    with freeze_gc():
+    with freeze_gc(), open_ranks(distributed_training_settings) as ranks:
+        # Importing torch.export and sympy takes a second, so the first compilation pays for it and not the import.
         from clika_ref.pipeline import CompileRequest, compile_model  # noqa: PLC0415
 
-    with open_ranks(distributed_training_settings) as ranks:
         check_arguments(arguments)
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
         checked: dict[str, Any] = arguments | {"clika_compile_options": options}

@@ -16,7 +16,7 @@ from clika_ref.capture.calibration_inputs import CalibrationInputs, LazyDataset
 from clika_ref.capture.callables import TracedCallable, make_callable
 from clika_ref.capture.capture import CaptureResult, capture
 from clika_ref.capture.inputs import ForwardFn, ModelCall, check_weights, make_calls
-from clika_ref.capture.memory_limits import freeze_gc, run_in_one_stack_chunk
+from clika_ref.capture.memory_limits import run_in_one_stack_chunk
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.eager_results import EagerResults
 from clika_ref.compiled.lowering import target_for
@@ -159,8 +159,7 @@ def _check_callee(module_or_func: Any) -> TracedCallable:
 
 def _load_registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
     """Load the plugins, and fail early if none provides the target."""
-    with freeze_gc():  # the imports of plugins create objects that stay
-        registry = load_registry()
+    registry = load_registry()
     if deployment is not None:
         target_for(deployment, registry)
     return registry
@@ -314,7 +313,7 @@ def _warn_of_nan_weights(callee: TracedCallable, log: CompilationLog) -> None:
 def _capture(calls: list[ModelCall], context: _CompileContext) -> CaptureResult:
     callee, log = context.callee, context.log
     log.detail(f"Starting to parse the model: '{callee.name}'")
-    with log.stage("Capturing") as stage, freeze_gc():
+    with log.stage("Capturing") as stage:
         captured = capture(
             callee,
             calls,

@@ -6,25 +6,12 @@ import contextlib
 import ctypes
 import functools
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameter numbers of ``mallopt``, from malloc.h."""
-
-_CAPTURE_MMAP_BYTES = 128 * 2**10
-"""Minimum size of an allocation with a memory mapping of its own; the initial value of glibc."""
-
-_MAX_ADAPTIVE_MMAP_BYTES = 32 * 2**20
-"""The value that glibc reaches by itself in a process that frees large tensors (``DEFAULT_MMAP_THRESHOLD_MAX``)."""
-
-_MALLOC_VARIABLES = frozenset({"GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"})
-"""Environment variables that configure these thresholds; if one is set, the thresholds are not changed."""
 
 _STACK_SLOTS = 2**16
 """Slots of 8 bytes. Python rounds the chunk up to 1 MiB, so that 480 KiB remain for about a thousand nested calls."""
@@ -35,8 +22,8 @@ def freeze_gc() -> Iterator[None]:
     """Limit the garbage collector to objects created in the context.
 
     A trace creates so many objects that the collector would search all of PyTorch and the model repeatedly, which takes
-    up to half of the capture time. Imports and exports cause one such search each, of 0.1 s. If the caller has frozen
-    objects, this does nothing, since ``gc.unfreeze`` would unfreeze these, too.
+    up to half of the capture time. Imports, the other stages and exports cause one such search each, of 0.1 to 0.3 s.
+    If objects are frozen already, this does nothing, since ``gc.unfreeze`` would unfreeze these, too.
     """
     if gc.get_freeze_count():
         yield
@@ -50,25 +37,15 @@ def freeze_gc() -> Iterator[None]:
 
 @contextlib.contextmanager
 def release_freed_memory() -> Iterator[None]:
-    """Return freed memory to the system at once, on C libraries with calls for it (glibc).
+    """Return memory that was freed in the context to the system, on C libraries with a call for it (glibc).
 
-    glibc keeps small freed blocks in its heap for later allocations. It counts larger blocks as small once the process
-    has freed one of that size. The freed activations of a run then stay in the heap, below later allocations, and the
-    process takes up to twice their size. In this context, each block of 128 KiB or more has a memory mapping of its
-    own, which is returned when it is freed. Afterwards only blocks of 32 MiB or more have one. Setting the threshold
-    ends its automatic adaptation, so this is the value that glibc would have reached.
+    glibc keeps freed blocks in its heap for later allocations, and the activations of a run are large.
     """
-    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-    set_parameter = getattr(libc, "mallopt", None) if _MALLOC_VARIABLES.isdisjoint(os.environ) else None
-    trim_heap = getattr(libc, "malloc_trim", None)
     try:
-        if set_parameter is not None:
-            set_parameter(_MMAP_THRESHOLD, _CAPTURE_MMAP_BYTES)
         yield
     finally:
-        if set_parameter is not None:
-            set_parameter(_MMAP_THRESHOLD, _MAX_ADAPTIVE_MMAP_BYTES)
-            set_parameter(_TRIM_THRESHOLD, 2 * _MAX_ADAPTIVE_MMAP_BYTES)  # as glibc adapts both
+        libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+        trim_heap = getattr(libc, "malloc_trim", None)
         if trim_heap is not None:
             trim_heap(0)
 

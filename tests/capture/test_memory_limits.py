@@ -2,10 +2,8 @@
 
 import ctypes
 import gc
-import os
 import platform
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,53 +59,13 @@ def test_release_freed_memory_returns_memory_to_system():
     assert stays.sum() == block
 
 
-HOLES = """
-import resource
-from pathlib import Path
-import torch
-from clika_ref.capture.memory_limits import release_freed_memory
-
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-def filled(size):
-    return torch.empty(size, dtype=torch.uint8).fill_(1)
-
-filled(30 * 2**20)  # once that is freed, glibc takes all that is smaller from its heap
-with release_freed_memory():
-    before, stays = resident_bytes(), []
-    for number in range(20):  # each is too large for the hole that the last one leaves below what stays
-        activations = filled(4 * 2**20 + number * 2**19)
-        stays.append(filled(100_000))
-        del activations
-    print(resident_bytes() - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the call")
-def test_release_freed_memory_leaves_no_holes():
-    """Freed activations leave no holes in the heap."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "GLIBC"))}
-    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True, env=environment)
-    assert int(done.stdout) < 40 * 2**20
-
-
 def test_release_freed_memory_trims_after_error(monkeypatch):
-    """Memory is trimmed after an error too, and limits of the user are kept."""
+    """Memory is trimmed after an error too."""
     calls = []
     monkeypatch.setattr(sys, "platform", "linux")
-    for name in ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
-        monkeypatch.delenv(name, raising=False)
-    libc = SimpleNamespace(malloc_trim=calls.append, mallopt=lambda *limit: calls.append(limit))
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=calls.append))
     with pytest.raises(KeyError), release_freed_memory():
         raise KeyError
-    assert calls == [(-3, 2**17), (-3, 2**25), (-1, 2**26), 0]
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
-    calls.clear()
-    with release_freed_memory():
-        pass
     assert calls == [0]
 
 
