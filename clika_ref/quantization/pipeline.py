@@ -46,8 +46,11 @@ from clika_ref.settings.quantization import QuantizationSettings
 SKIP_TAIL_REASON = "skip_tail_quantization: it is the last layer before an output"
 
 
-MIN_SAMPLES_TO_CORRECT = 4
-"""Samples that bias corrections are fitted to before they are evaluated: the shift of one sample is mostly noise."""
+MIN_SAMPLES_TO_CORRECT, MAX_SAMPLES_TO_CORRECT = 4, 16
+"""Samples that bias corrections are fitted to before they are evaluated, and if they help.
+
+The shift of one sample is mostly noise, and further samples change little.
+"""
 
 
 @dataclass
@@ -202,8 +205,8 @@ class QuantizationPipeline:
 
     def _correct_biases(self, plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a plan with bias correction, if few samples show that it helps; further batches then refine it."""
-        shifts, first = BiasShifts(self._graph, plan, self.operators), self._first_fitted
-        more = self.calibration.reservoir.fitted_indices[len(first) :]
+        shifts, first = BiasShifts(self._graph, plan, self.operators), self._find_fitted(MIN_SAMPLES_TO_CORRECT)
+        more = self._find_fitted(MAX_SAMPLES_TO_CORRECT)[len(first) :]
 
         def correct(batches: Sequence[int], plan: Plan) -> Plan:
             self._add_shifts(shifts, batches)
@@ -214,11 +217,10 @@ class QuantizationPipeline:
             plan, error = self._try_change(self.options.bias_correction, partial(correct, more), plan, error)
         return plan, error
 
-    @property
-    def _first_fitted(self) -> list[int]:
-        """Indices of the batches that bias corrections are fitted to before they are evaluated."""
+    def _find_fitted(self, min_samples: int) -> list[int]:
+        """Return the indices of the first batches for fitting with this many samples, or of all."""
         kept = self.calibration.reservoir
-        samples = take_batches((kept.batches[number] for number in kept.fitted_indices), MIN_SAMPLES_TO_CORRECT)
+        samples = take_batches((kept.batches[number] for number in kept.fitted_indices), min_samples)
         return kept.fitted_indices[: len(samples)]
 
     def _add_shifts(self, shifts: BiasShifts, batches: Sequence[int]) -> None:
@@ -303,7 +305,7 @@ class QuantizationPipeline:
             if switch == "off" or plan.is_empty or is_helpful is False:
                 return self.evaluation.error(plan)
             shifts = BiasShifts(self._graph, plan, self.operators)
-            self._add_shifts(shifts, self._first_fitted)
+            self._add_shifts(shifts, self._find_fitted(MIN_SAMPLES_TO_CORRECT))
             corrected = self.evaluation.error(replace(plan, corrections=shifts.corrections()))
             if is_helpful or switch == "on":
                 return corrected

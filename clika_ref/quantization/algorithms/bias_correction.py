@@ -12,7 +12,8 @@ from torch import Tensor
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.graph_runs import run_graph
-from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
+from clika_ref.quantization.qdq.fused_pairs import clone_quantized
+from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import channel_means, reshape_along_dim
 
 
@@ -35,9 +36,7 @@ class BiasShifts:
 
     @cached_property
     def _quantized(self) -> Graph:
-        twin = self.graph.clone()
-        quantize_graph(twin, self.plan, self.operators)
-        return twin
+        return clone_quantized(self.graph, self.plan, self.operators)
 
     @torch.no_grad()
     def add(self, inputs: Sequence[Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,8 @@ from clika_ref.core.operators import Operator
 from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squared_error, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.graph_runs import run_graph
-from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
+from clika_ref.quantization.qdq.fused_pairs import clone_quantized
+from clika_ref.quantization.qdq.insertion import Plan
 
 MIN_EVALUATION_SAMPLES = 4
 """Samples to evaluate candidates on, or more: a whole batch takes little longer than one of its samples."""
@@ -38,8 +39,7 @@ class CandidateEvaluation:
 
     def error(self, plan: Plan) -> float:
         """Return ``||Q - F||^2 / ||F||^2`` over all batches, averaged over all float outputs that are not 0."""
-        twin = self.graph.clone()
-        quantize_graph(twin, plan, self.operators)
+        twin = clone_quantized(self.graph, plan, self.operators)
         errors = [
             [(sum_squared_error(f, w), sum_squares(w)) for f, w in zip(self._run(twin, inputs), expected, strict=True)]
             for inputs, expected in zip(self.batches, self.outputs, strict=True)

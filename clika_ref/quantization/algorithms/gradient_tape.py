@@ -75,7 +75,7 @@ class GradientRecorder:
         return square if math.isfinite(square) else UNKNOWN_SENSITIVITY
 
     def _sum_squares(self, change: Tensor) -> float:
-        sums = change.flatten(1).sum(1) if _has_batch_dim(change, self.inputs) else change.sum()
+        sums = change.sum([*range(1, change.ndim)]) if _has_batch_dim(change, self.inputs) else change.sum()
         return float(sums.double().square().sum())
 
     def iter_gradients(self, keys: Sequence[Any], probes: int) -> Iterator[Mapping[Any, Tensor]]:

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.bias_correction import compute_correction
 from clika_ref.quantization.algorithms.gradient_tape import UNKNOWN_SENSITIVITY, record_gradients
 from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squares, zero_masked_elements
 from clika_ref.quantization.calibration.observers import Range, quantization_error
 from clika_ref.quantization.calibration.statistics import Statistics
-from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_weight, scale_axis_of
+from clika_ref.quantization.qdq.fused_pairs import quantize_dequantize
+from clika_ref.quantization.qdq.insertion import Plan, quantize_weight, scale_axis_of
 from clika_ref.quantization.qdq.placement import Placement
-from clika_ref.quantization.qdq.qparams import QParams
+
+ERROR_DTYPE = torch.bfloat16
+"""Errors are kept until the gradients are known; two digits of each are enough for a mean square."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,14 @@ def estimate_sensitivities(
     rounded_by = {(value, number): value for number in range(1 + len(rivals)) for value in values}
     recorder = record_gradients(graph, {**placement.layers, **rounded_by}, inputs)
     plans = [_LayerErrors(recorder.tensors, each, operators) for each in (plan, *rivals)]
-    errors: dict[Any, Tensor] = {node: plans[0].error(node, tail) for node, tail in placement.layers.items()}
+    errors: dict[Any, Tensor] = {
+        node: plans[0].error(node, tail).to(ERROR_DTYPE) for node, tail in placement.layers.items()
+    }
     rarity: dict[Any, float] = {}
     for value, number in rounded_by:
         error = plans[number].missed(value)
         rarity[value, number] = plans[number].error_ratio(value, error, (seen or {}).get(value.name))
-        errors[value, number] = plans[number].left(value, error)
+        errors[value, number] = plans[number].left(value, error).to(ERROR_DTYPE)
     effects = recorder.estimate_effects(errors, probes=probes)
     shares, *others = (
         {v.name: effects.get((v, number), 0.0) * rarity[v, number] for v in values} for number in range(len(plans))
@@ -232,7 +236,8 @@ class _LayerErrors:
         x, scale = self.tensors[value].detach(), self.plan.activations.get(value.name)
         if scale is None:
             return torch.zeros_like(x)
-        return quantize_dequantize(x, scale, self.plan.scheme.activations, self.operators) - x
+        kind = self.plan.scheme.activations
+        return quantize_dequantize(x, scale.scale, scale.zero_point, low=kind.low, high=kind.high).sub_(x)
 
     def left(self, value: Value, error: Tensor) -> Tensor:
         """Return the rounding error, minus its mean in each channel if a layer with a bias reads the value.
@@ -269,9 +274,3 @@ def _float_operand(operand: Any, tensors: Mapping[Value, Tensor]) -> Any:
     if not isinstance(operand, Value):
         return operand
     return operand.data if operand.is_constant else tensors[operand]
-
-
-def quantize_dequantize(x: Tensor, scale: QParams, kind: QuantizedType, operators: Mapping[str, Operator]) -> Tensor:
-    """Quantize and dequantize a tensor."""
-    quantized = operators["quantize"](x, scale.scale, scale.zero_point, **quantize_attributes(kind))
-    return operators["dequantize"](quantized, scale.scale, scale.zero_point)

@@ -12,8 +12,9 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.core.quantization_scheme import QuantizedType
-from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities, quantize_dequantize, sum_layer_errors
+from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities, sum_layer_errors
 from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.qdq.fused_pairs import quantize_dequantize
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.placement import choose_placement
 from clika_ref.quantization.qdq.planning import Planner
@@ -105,8 +106,9 @@ def test_estimate_sensitivities_scaled_by_other_batches():
         estimate_sensitivities(graph, placement, plan, OPERATORS, [x], seen=seen)
         for seen in (None, everything.table.values)
     )
+    scale, kind = plan.activations[name], SCHEME.activations
     missed = [
-        float((quantize_dequantize(b, plan.activations[name], SCHEME.activations, OPERATORS) - b).square().mean())
+        float((quantize_dequantize(b, scale.scale, scale.zero_point, low=kind.low, high=kind.high) - b).square().mean())
         for b in (x, 2 * x)
     ]
     times = (2 * missed[0] + missed[1]) / 3 / missed[0]
