@@ -23,6 +23,9 @@ from clika_ref import (
     ClikaModule,
     QuantizationSettings,
 )
+from clika_ref.compiled.state import bind_graph
+from clika_ref.compress.calibration_pass import prepare_calibration
+from clika_ref.compress.quantize import require_ranges
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.registry import Registry, load_registry
@@ -61,12 +64,11 @@ class SensitivityStudy:
 
     def __init__(self, module: ClikaModule, prepared: PreparedSubject) -> None:
         self.registry: Registry = load_registry()
-        scheme = self.registry.targets["onnxruntime"].scheme
-        assert scheme is not None
-        self.scheme: QuantizationScheme = scheme
-        calibration = module.clika_state.calibration
-        assert calibration is not None
-        self.calibration: Calibration = calibration
+        target = self.registry.targets["onnxruntime"]
+        assert target.scheme is not None
+        self.scheme: QuantizationScheme = target.scheme
+        request, stored = require_ranges(module.clika_state, target)  # the state of a module keeps no weights
+        self.calibration: Calibration = prepare_calibration(bind_graph(module), request, self.registry, stored)
         names = [value.name for value in self.graph.inputs]
         self.test = [[batch[name] for name in names] for batch in prepared.test]
 
