@@ -63,8 +63,13 @@ def describe_first_broken_layer(target: Target, graph: Graph, inputs: Sequence[t
 
 
 def find_regions(graph: Graph) -> Iterator[QuantizedRegion]:
-    """Yield the nodes that read only quantized tensors, except biases, in order, each with the nodes around it."""
+    """Yield the nodes that read only quantized tensors, except biases, in order, each with the nodes around it.
+
+    Nodes with several results, such as a split, are omitted: they only move elements.
+    """
     for node in graph.nodes:
+        if len(node.outputs) != 1:
+            continue
         made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
         makers = {v: maker for v, maker in made.items() if maker.op_type == "dequantize"}
         multiplied = non_bias_operands(node)
@@ -78,9 +83,10 @@ def _follow_to_quantize(node: Node) -> list[Node]:
     found = [node]
     while found[-1].op_type != "quantize":
         uses = found[-1].output.uses
-        if len(uses) != 1 or not isinstance(uses[0].user, Node) or uses[0].position != 0:
+        reader = uses[0].user if len(uses) == 1 and uses[0].position == 0 else None
+        if not isinstance(reader, Node) or len(reader.outputs) != 1:
             return [node]
-        found.append(uses[0].user)
+        found.append(reader)
     return found
 
 

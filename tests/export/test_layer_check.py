@@ -40,10 +40,10 @@ class Net(nn.Module):
         return self.head(F.relu(self.body(y) + y).mean((2, 3)))
 
 
-def compile_quantized(deployment):
+def compile_quantized(deployment, net=None):
     torch.manual_seed(0)
     module = clika_compile(
-        Net().eval(),
+        (net or Net()).eval(),
         tracing_inputs=[X],
         calibration_inputs=[X],
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
@@ -62,6 +62,26 @@ def test_first_broken_layer_each_layer_matches(deployment):
     assert describe_first_broken_layer(target, graph, [X]) == (
         "Each layer is correct alone: a fusion of the runtime differs"
     )
+
+
+class Split(nn.Module):
+    """A split of a quantized value, and one before a quantized layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body = nn.Conv2d(3, 8, 3), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        one, two = self.stem(x).chunk(2, 1)
+        return self.body(one) + two
+
+
+@pytest.mark.parametrize("deployment", TARGETS, ids=str)
+def test_first_broken_layer_skips_splits(deployment):
+    """A node with several results ends a region."""
+    graph, target = compile_quantized(deployment, Split())
+    assert "body" in {region.node.origin.scope for region in find_regions(graph)}
+    assert "Each layer is correct alone" in describe_first_broken_layer(target, graph, [X])
 
 
 @pytest.mark.parametrize("deployment", TARGETS, ids=str)
