@@ -137,7 +137,9 @@ def is_array(leaf: Any) -> bool:
 
 
 def convert_arrays(element: Any, number: int) -> Any:
-    """Return an element with tensors in place of NumPy arrays. They share memory, unless an array is read-only.
+    """Return an element with tensors in place of NumPy arrays. They share memory if tensors can have its layout.
+
+    Arrays that are read-only, reversed, or of the other byte order are copied.
 
     Raises:
         ModelError: an array has no numbers.
@@ -146,8 +148,9 @@ def convert_arrays(element: Any, number: int) -> Any:
     def convert(leaf: Any) -> Any:
         if not is_array(leaf):
             return leaf
+        is_shared = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
         try:
-            return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())
+            return torch.from_numpy(leaf if is_shared else leaf.astype(leaf.dtype.newbyteorder("="), copy=True))
         except TypeError as error:
             raise ModelError(
                 f"element {number} of the inputs has a NumPy array of dtype {leaf.dtype}, which no tensor can hold. "

@@ -140,6 +140,12 @@ def test_clika_compile_numpy_arrays_accepted(wrap, has_tracing_inputs):
     assert torch.equal(arrays(x), tensors(x))
 
 
+@pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3)[:, ::-1], np.arange(6.0, dtype=">f8").reshape(2, 3)])
+def test_convert_arrays_copies_other_layouts(array):
+    """Reversed arrays, as images from BGR to RGB, and arrays of the other byte order are copied."""
+    assert convert_arrays(array, 1).tolist() == array.tolist()
+
+
 def test_convert_arrays_shares_memory_or_copies_read_only():
     """Tensors share the memory of writable arrays; read-only ones are copied."""
     array = np.zeros(3, np.float32)
