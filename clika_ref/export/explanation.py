@@ -51,7 +51,7 @@ class NodeFacts:
     reason: str
     """Why it runs in float, if the plan or the runtime gives a reason."""
     is_between_int8: bool = False
-    """Whether it runs in float between two INT8 nodes: its inputs are converted to float, and its results back."""
+    """Whether it runs in float and has INT8 nodes before and after it, directly or beyond other float nodes."""
     time_share: float | None = None
     """Share of the time of a call; None if it was not measured."""
 

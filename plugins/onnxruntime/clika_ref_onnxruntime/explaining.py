@@ -209,6 +209,8 @@ class OnnxGraph:
 
     def _reason(self, node: onnx.NodeProto) -> str:
         kind = node.op_type
+        if self._is_kept_in_float(node):
+            return f"the file keeps {kind} in float, since INT8 is slower or less accurate there"
         if kind not in NEEDS_QUANTIZED_OUTPUT | ALLOWS_FLOAT_OUTPUT:
             return f"ONNX Runtime has no INT8 kernel for {kind}"
         floats = [
@@ -227,6 +229,11 @@ class OnnxGraph:
         if quantized is not None and self._has_remaining_relu(node):
             return "the activation after it clips within the quantized range of the output"
         return "ONNX Runtime kept it in float, for a reason unknown to this plugin"
+
+    def _is_kept_in_float(self, node: onnx.NodeProto) -> bool:
+        """Whether a ``Sum`` of one operand separates a node from what follows (`fusion_barriers`)."""
+        readers = (reader for name in node.output for reader in self.readers.get(name, []))
+        return any(reader.op_type == "Sum" and len(reader.input) == 1 for reader in readers)
 
     def _is_dequantized(self, name: str) -> bool:
         return name in self.makers and self.makers[name].op_type == "DequantizeLinear"
