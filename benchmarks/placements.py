@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from benchmarks.islands import ISLAND_CHOICES, ISLANDS, TABLES
-from benchmarks.measuring import Names, format_verdict
+from benchmarks.measuring import Names, format_verdict, median_ratio, run_in_turn
 from benchmarks.ptq.subjects import SUBJECTS
 from clika_ref import ClikaCompileOptions, QuantizationSettings, clika_compile
 from clika_ref.compiled.latency import take_one_sample
@@ -135,10 +135,10 @@ def _time_candidates(
             return target.load(stack.enter_context(compile_temporarily(written, target)))
 
         runners = [load(None, candidates[0].target), *(load(each.plan, each.target) for each in candidates)]
-        for runner in runners:
-            runner(inputs)  # it allocates
-        rounds = [[_time_turn(runner, inputs) for runner in runners] for _ in range(ROUNDS)]
-    return [statistics.median(times[i] / times[0] for times in rounds) for i in range(1, len(runners))]
+        turns = {str(number): partial(_time_turn, runner, inputs) for number, runner in enumerate(runners)}
+        run_in_turn(turns, 1)  # warm up
+        in_float, *others = run_in_turn(turns, ROUNDS).values()
+    return [median_ratio(times, in_float) for times in others]
 
 
 def _time_turn(runner: Runner, inputs: Sequence[Tensor]) -> float:
