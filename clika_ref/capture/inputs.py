@@ -150,7 +150,7 @@ def convert_arrays(element: Any, number: int) -> Any:
             return leaf
         is_shared = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
         try:
-            return torch.from_numpy(leaf if is_shared else leaf.astype(leaf.dtype.newbyteorder("="), copy=True))
+            return torch.from_numpy(leaf if is_shared else leaf.astype(leaf.dtype.newbyteorder("=")))
         except TypeError as error:
             raise ModelError(
                 f"element {number} of the inputs has a NumPy array of dtype {leaf.dtype}, which no tensor can hold. "

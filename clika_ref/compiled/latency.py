@@ -30,6 +30,7 @@ from clika_ref.quantization.qdq.layer_weights import data_of, weight_of, weight_
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, compute_weight_scales
+from clika_ref.targets.size_statistics import find_batch_size
 
 TIMING_ROUNDS = 9
 """Number of rounds: each times float and quantized in turn, so that a slowdown of the machine affects both."""
@@ -246,10 +247,9 @@ def _shape(operand: Any) -> Any:
 def take_one_sample(graph: Graph, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the first sample of a batch, or the batch if its size is fixed, or the graph does not accept one."""
     first = [x[:1] if x.ndim else x for x in inputs]
-    sizes = {value.type.shape[0] if value.type.shape else 1 for value in graph.inputs}
-    has_batch = len(sizes) == 1 and not any(isinstance(size, int) for size in sizes)  # others may be indexed
+    size = find_batch_size(graph.inputs)  # without a common one, an input may index another
     try:
         check_inputs(graph, first)
     except ModelError:
         return inputs
-    return first if has_batch else inputs
+    return inputs if size is None or isinstance(size, int) else first

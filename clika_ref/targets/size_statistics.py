@@ -1,17 +1,24 @@
-"""Frequencies of the sizes of dynamic dims in the inputs, which a target builds its engine for."""
+"""Sizes of dims: that of a batch, and how often dynamic ones occur, which a target builds its engine for."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from clika_ref.core.execution import read_sizes
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, Value
+from clika_ref.core.types import Dim
 
 SymbolSizes = tuple[tuple[str, int], ...]
 """The sizes in one call, by symbol name."""
+
+
+def find_batch_size(values: Iterable[Value]) -> Dim | None:
+    """Return the size of dim 0, if all values have the same: that of a batch. None if they differ."""
+    sizes = {value.type.shape[:1] for value in values}
+    return next(iter(sizes.pop()), None) if len(sizes) == 1 else None
 
 
 def symbol_sizes_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> SymbolSizes:

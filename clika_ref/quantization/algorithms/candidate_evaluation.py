@@ -17,6 +17,7 @@ from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.graph_runs import run_graph
 from clika_ref.quantization.qdq.fused_pairs import clone_quantized
 from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.targets.size_statistics import find_batch_size
 
 MIN_EVALUATION_SAMPLES = 4
 """Samples to evaluate candidates on, or more: a whole batch takes little longer than one of its samples."""
@@ -62,17 +63,11 @@ def select_evaluation_batches(graph: Graph, batches: Sequence[Sequence[Tensor]])
     size = sample_count(first)
     count = math.ceil(MIN_EVALUATION_SAMPLES / size)
     alike = [batch for batch in batches if [x.shape for x in batch] == [x.shape for x in first]]
-    if len(alike) < 2 or not _has_batch_dim(graph):
+    if len(alike) < 2 or find_batch_size((*graph.inputs, *graph.outputs)) is None:
         return _space_by_loudness(batches, max(count, 2))
     samples = _space_by_loudness([[x[i : i + 1] for x in batch] for batch in alike for i in range(size)], count * size)
     mixed = [samples[start : start + size] for start in range(0, len(samples) // size * size, size)]
     return [[torch.cat(tensors) for tensors in zip(*batch, strict=True)] for batch in mixed]
-
-
-def _has_batch_dim(graph: Graph) -> bool:
-    """Return whether all inputs and outputs have the same dim 0."""
-    dims = {value.type.shape[:1] for value in (*graph.inputs, *graph.outputs)}
-    return len(dims) == 1 and () not in dims
 
 
 def _space_by_loudness(batches: Sequence[Sequence[Tensor]], count: int) -> list[Sequence[Tensor]]:
