@@ -16,12 +16,14 @@ from benchmarks import (
     imports,
     islands,
     learning_rates,
+    opinfo,
     placements,
     pruning,
     qat,
     report,
     scaling,
 )
+from benchmarks.breadth import run as breadth
 from benchmarks.ptq import observers, trained
 from benchmarks.ptq import run as ptq
 from benchmarks.targets import run as targets
@@ -33,6 +35,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "scaling": scaling.run,
     "import": imports.run,
     "islands": islands.run,
+    "opinfo": opinfo.run,
     "placements": placements.run,
     "forward": forward.run,
     "ptq": ptq.run,
@@ -47,6 +50,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "targets": targets.run,
     "report": report.run,
     "attention": attention.run,
+    "breadth": breadth.run,
 }
 
 for _name, _command in COMMANDS.items():

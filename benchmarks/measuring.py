@@ -23,8 +23,11 @@ import typer
 
 ROOT = Path(__file__).parent.parent
 
-BUNDLED_PLUGINS = "aten,cleanup,onnxruntime,openvino,tensorrt,visualize"
+BUNDLED_PLUGINS = "aten,cleanup,onnxruntime,openvino,tensorrt,torchvision,visualize"
 """The plugins that benchmarks load."""
+
+MEASURED_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CLIKA_REF_QUIET": "1", "CLIKA_REF_PLUGINS": BUNDLED_PLUGINS}
+"""The environment variables of a process that is measured on one thread."""
 
 CALL_MAIN_PROGRAM = """
 import importlib, json, sys

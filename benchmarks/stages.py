@@ -16,8 +16,8 @@ import torch
 from benchmarks.traces import trace_graph
 from clika_ref.capture.program import ProgramImporter, TracedGraph
 from clika_ref.capture.traced_calls import TracedCalls
-from clika_ref.core.execution import interpret, to_fx
-from clika_ref.core.fx_execution import compile_with_fx
+from clika_ref.core.execution import interpret
+from clika_ref.core.fx_execution import compile_with_fx, to_fx
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator

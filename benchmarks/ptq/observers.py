@@ -41,8 +41,8 @@ METRICS = {"median sqnr": "median over samples", "sqnr": "over all samples"}
 """Keys of `compare_outputs`, and their names in the table."""
 
 
-def _make_contrast_subject(seed: int) -> Subject:
-    """A random convolutional network on images of different contrast, one in each batch."""
+def _make_contrast_subject(seed: int, batch_size: int) -> Subject:
+    """A random convolutional network on images of different contrast."""
 
     def draw(count: int, first_seed: int, batch: int) -> list[Batch]:
         torch.manual_seed(first_seed + seed)
@@ -56,7 +56,7 @@ def _make_contrast_subject(seed: int) -> Subject:
             *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 7)),
         ).eval()
 
-    return Subject(make, lambda: draw(32, 100, 1), lambda: draw(256, 200, 64))
+    return Subject(make, lambda: draw(32 * batch_size, 100, batch_size), lambda: draw(256, 200, 64))
 
 
 def _make_loudness_subject(seed: int) -> Subject:
@@ -83,7 +83,11 @@ def _draw_loudness(count: int, rank: int) -> torch.Tensor:
 
 
 VARYING_SUBJECTS: Mapping[str, Callable[[], Subject]] = {
-    **{f"contrast-{seed}": functools.partial(_make_contrast_subject, seed) for seed in range(4)},
+    **{
+        f"contrast-{seed}, batch {size}": functools.partial(_make_contrast_subject, seed, size)
+        for seed in range(4)
+        for size in (1, 8)
+    },
     **{f"loudness-{seed}": functools.partial(_make_loudness_subject, seed) for seed in range(2)},
 }
 """Subjects whose own data varies in loudness or contrast."""

@@ -1,0 +1,85 @@
+"""Write docs/coverage.md from the results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.breadth.catalogue import LIBRARIES
+from benchmarks.measuring import ROOT
+
+PAGE = ROOT / "docs/coverage.md"
+
+Results = Mapping[str, Mapping[str, Any]]
+
+INTRODUCTION = """# Coverage: which architectures compile
+
+`make breadth` compiles each model of a list with random weights, from the classes of the libraries themselves, and
+writes this page. Each is traced with two inputs, and compared with eager PyTorch on a third one, whose sizes were never
+traced. The column *dynamic* names the sizes that differ. Models of transformers and diffusers have tiny configurations;
+those of torchvision, timm and ultralytics have their own widths.
+
+- **yes**: the ClikaModule and the file in ONNX Runtime agree with eager, within 1,024 roundings of the largest element
+  of each result (`MAX_ROUNDINGS` in `clika_ref/core/comparison.py`). A rounding is `eps(float32) = 2^-23` of that
+  element. Any other word is the step that failed: `compile`, `module` (its result differs), `export`, `file` (its
+  result differs), `time` (120 s), `crash`.
+- **nodes** are those of the cleaned graph, **seconds** those of compilation and export, and **roundings** the error of
+  module and file; "rows" means the same detections in another order (`clika_ref/capture/detections.py`).
+- **INT8** is the median SQNR of the samples of the quantized file, at the sizes that were never traced, with random
+  weights and random data; "none" if the target quantizes no layer.
+"""
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Return the result of an entry as text."""
+    if found["status"] != "yes":
+        return f"{found['status']}: {found.get('reason', '')}"
+    quantized = found.get("int8_reason") or f"{found['decibels']} dB"
+    return f"yes, {found['nodes']} nodes, {found['seconds']} s, {found['file']} roundings, INT8 {quantized}"
+
+
+def write(results: Results) -> None:
+    """Write the page."""
+    parts = [INTRODUCTION, _summarize(results)]
+    for library, entries in LIBRARIES.items():
+        rows = [
+            _format_row(name, entry.dynamic, results[f"{library}/{name}"])
+            for name, entry in entries().items()
+            if f"{library}/{name}" in results
+        ]
+        head = "| architecture | dynamic | result | nodes | seconds | roundings | INT8 |"
+        parts.append("\n".join([f"## {library}\n", head, "|---|---|---|---:|---:|---:|---:|", *rows, ""]))
+    failed = {name: found for name, found in results.items() if found["status"] != "yes"}
+    quantized = {n: f for n, f in results.items() if "int8_reason" in f}
+    for title, chosen, key in (("Failures", failed, "reason"), ("Failures in INT8", quantized, "int8_reason")):
+        lines = [f"| {name} | {_escape(found.get(key, ''))} |" for name, found in chosen.items()]
+        parts.append("\n".join([f"## {title}\n", "| architecture | reason |\n|---|---|", *lines, ""]))
+    PAGE.write_text("\n".join(parts), encoding="utf-8")
+
+
+def _summarize(results: Results) -> str:
+    rows: list[str] = []
+    for library in (*LIBRARIES, ""):
+        found = [result for name, result in results.items() if name.startswith(f"{library}/" if library else "")]
+        if found:
+            decibels = [each["decibels"] for each in found if each.get("decibels") is not None]
+            agreeing = sum(each["status"] == "yes" for each in found)
+            in_int8 = sum("decibels" in each for each in found)
+            median = f"{statistics.median(decibels):.1f} dB" if decibels else ""
+            rows.append(f"| {library or 'all'} | {agreeing} of {len(found)} | {in_int8} of {len(found)} | {median} |")
+    return "\n".join(["| library | float | INT8 | median of INT8 |", "|---|---|---|---:|", *rows, ""])
+
+
+def _format_row(name: str, dynamic: str, found: Mapping[str, Any]) -> str:
+    status = "yes" if found["status"] == "yes" else f"**{found['status']}**"
+    decibels = found.get("decibels", "")
+    int8 = "**no**" if "int8_reason" in found else "none" if decibels is None else decibels
+    measured = [found[key] for key in ("module", "file") if key in found]
+    roundings = "rows" if "rows" in measured else max(measured, default="")
+    cells = name, dynamic, status, found.get("nodes", ""), found.get("seconds", ""), roundings, int8
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")

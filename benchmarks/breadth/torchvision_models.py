@@ -1,0 +1,161 @@
+"""Architectures of torchvision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.breadth.architecture import BATCHES, IMAGES, Architecture, make_images
+
+CLASSIFIERS = (
+    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3"),
+    *("mnasnet0_5", "mnasnet1_0", "mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small", "regnet_x_400mf"),
+    *("regnet_y_400mf", "resnet18", "resnet50", "resnext50_32x4d", "shufflenet_v2_x0_5", "shufflenet_v2_x1_0"),
+    *("squeezenet1_0", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vgg11_bn", "wide_resnet50_2"),
+)
+"""Classifiers with dynamic height and width."""
+
+FIXED_SIZE_CLASSIFIERS = ("maxvit_t", "vit_b_16")
+"""Classifiers of images of 224 x 224."""
+
+SEGMENTERS = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
+
+VIDEO_CLASSIFIERS = ("mc3_18", "r2plus1d_18", "r3d_18", "s3d", "swin3d_t", "mvit_v2_s")
+MVIT_FRAMES = 16
+
+DETECTORS = (
+    *(
+        "fasterrcnn_mobilenet_v3_large_320_fpn",
+        "fasterrcnn_resnet50_fpn",
+        "fcos_resnet50_fpn",
+        "keypointrcnn_resnet50_fpn",
+    ),
+    *("maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large"),
+)
+
+VIDEO_SIZES = ((1, 16, 64, 64), (2, 24, 96, 112)), (3, 16, 112, 96)
+
+
+def _build(name: str, **options: object) -> nn.Module:
+    import torchvision  # noqa: PLC0415 - only the process of an entry needs it
+
+    return torchvision.models.get_model(name, weights=None, **options)
+
+
+def _build_detector(name: str) -> nn.Module:
+    """Return a detector that finds 5 to 100 objects: random ones score all boxes almost equally.
+
+    Normalizations of the small networks take the statistics of noise, without which their results vanish. The layers
+    that score boxes have results that vary.
+    """
+    model = _build(name, num_classes=5, weights_backbone=None, **_choose_detector_sizes(name)).eval()
+    norms = [m for m in model.modules() if hasattr(m, "running_var")] if "mobilenet" in name else []
+    parts = [m for path, m in model.named_modules() if SCORING_LAYERS & {*path.split(".")}]
+    layers = [m for m in parts if isinstance(m, nn.Conv2d | nn.Linear) and m.bias is not None]  # others are normalized
+    hooks = [
+        *(norm.register_forward_pre_hook(_set_statistics) for norm in norms),
+        *(layer.register_forward_hook(_spread_scores) for layer in layers),
+    ]
+    with torch.no_grad():
+        model(**_make_detection_images(96, 128))
+    for hook in hooks:
+        hook.remove()
+    return model
+
+
+def _set_statistics(norm: Any, args: tuple[Tensor]) -> None:
+    """Set the running statistics of a normalization to those of its input."""
+    var, mean = torch.var_mean(args[0], (0, 2, 3))
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(var.nan_to_num(1))
+
+
+@torch.no_grad()
+def _spread_scores(layer: Any, _args: Any, result: Tensor) -> None:
+    """Scale the weights of a layer for results of a standard deviation of 2."""
+    if result.numel() > 1:
+        layer.weight.mul_(2 / result.std().clamp(min=1e-20))
+
+
+SCORING_LAYERS = frozenset({"cls_logits", "cls_score", "bbox_ctrness", "classification_head"})
+"""Names of modules that score boxes, or contain the layers that do."""
+
+
+def _make_video(batch: int, frames: int = MVIT_FRAMES, height: int = 224, width: int = 224) -> dict[str, Tensor]:
+    return {"x": torch.randn(batch, 3, frames, height, width)}
+
+
+def _make_detection_images(height: int, width: int) -> dict[str, list[Tensor]]:
+    return {"images": [torch.rand(3, height, width), torch.rand(3, width, height)]}
+
+
+def _make_frames(batch: int) -> dict[str, Tensor]:
+    return {"image1": torch.rand(batch, 3, 128, 128), "image2": torch.rand(batch, 3, 128, 128)}
+
+
+def _choose_detector_sizes(name: str) -> dict[str, int]:
+    """Return the sizes to which a detector resizes images; those of SSD are fixed."""
+    return {} if name.startswith("ssd") else {"min_size": 96, "max_size": 160}
+
+
+def list_architectures() -> Mapping[str, Architecture]:
+    """Return the entries, by name."""
+    make = functools.partial
+    large, space = "batch, height, width", "batch, frames, height, width"
+    return {
+        **{
+            name: Architecture(make(_build, name, num_classes=10), make_images, IMAGES, large)
+            for name in CLASSIFIERS
+            if name != "inception_v3"
+        },
+        "inception_v3": Architecture(
+            make(_build, "inception_v3", num_classes=10, init_weights=False),
+            make_images,
+            (((1, 96, 96), (2, 128, 160)), (3, 160, 128)),
+            large,
+        ),
+        **{
+            name: Architecture(
+                make(_build, name, num_classes=10),
+                make(make_images, height=224, width=224),
+                BATCHES,
+                "batch",
+            )
+            for name in FIXED_SIZE_CLASSIFIERS
+        },
+        **{
+            name: Architecture(make(_build, name, num_classes=5, weights_backbone=None), make_scenes, IMAGES, large)
+            for name in SEGMENTERS
+        },
+        **{
+            name: Architecture(make(_build, name, num_classes=10), _make_video, VIDEO_SIZES, space)
+            for name in VIDEO_CLASSIFIERS
+            if name not in {"mvit_v2_s", "s3d"}
+        },
+        "s3d": Architecture(
+            make(_build, "s3d", num_classes=10),
+            _make_video,
+            (((1, 16, 224, 224), (2, 16, 224, 224)), (3, 16, 224, 224)),
+            "batch",
+        ),
+        "mvit_v2_s": Architecture(make(_build, "mvit_v2_s", num_classes=10), _make_video, BATCHES, "batch"),
+        "raft_small": Architecture(make(_build, "raft_small"), _make_frames, BATCHES, "batch"),
+        **{
+            name: Architecture(
+                make(_build_detector, name),
+                _make_detection_images,
+                (((96, 128), (128, 160)), (160, 96)),
+                "height, width of each of two images",
+            )
+            for name in DETECTORS
+        },
+    }
+
+
+def make_scenes(batch: int, height: int, width: int) -> tuple[Tensor]:
+    """Return images."""
+    return (torch.randn(batch, 3, height, width),)
