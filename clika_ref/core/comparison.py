@@ -19,7 +19,7 @@ def describe_difference(expected: Any, actual: Any, roundings: float = MAX_ROUND
     """Describe the difference of ``actual`` from ``expected`` beyond rounding; None if there is none.
 
     Numbers and constants must be equal. Tensors must agree in dtype, shape and special values, integers in every
-    element, floats within ``roundings * eps(dtype) * max |expected|``.
+    element, floats and the parts of complex numbers within ``roundings * eps(dtype) * max |expected|``.
     """
     if not isinstance(expected, torch.Tensor):
         return None if expected is actual or expected == actual else f"{actual!r} instead of {expected!r}"
@@ -29,6 +29,8 @@ def describe_difference(expected: Any, actual: Any, roundings: float = MAX_ROUND
         return f"{actual.dtype}{list(actual.shape)} instead of {expected.dtype}{list(expected.shape)}"
     if torch.equal(expected, actual):  # in a tenth of the time, and without copies
         return None
+    if expected.is_complex():
+        expected, actual = (torch.view_as_real(t.resolve_conj()) for t in (expected, actual))
     if not expected.dtype.is_floating_point:
         wrong = int((expected != actual).sum())
         return f"{wrong} of {expected.numel()} elements differ"

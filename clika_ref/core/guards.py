@@ -40,10 +40,10 @@ def _check_type(value: Value, tensor: torch.Tensor) -> None:
     """Check the rank and the dtype of an input."""
     if tensor.dim() != value.type.rank or tensor.dtype != value.type.dtype:
         msg = f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph."
-        if tensor.is_floating_point() and value.type.dtype.is_floating_point and tensor.dtype != value.type.dtype:
+        if value.type.dtype.is_floating_point and tensor.dtype != value.type.dtype:
             msg += (
-                " A graph computes in the dtypes that it was traced with: convert this input, or convert the "
-                "original model and its tracing inputs and compile them."
+                f" A graph computes in the dtypes that it was traced with: convert this input with .to"
+                f"({value.type.dtype}), or convert the original model and its tracing inputs and compile them."
             )
         raise ModelError(msg)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from clika_ref.core.operators import Operator
     from clika_ref.core.passes import Pass
@@ -50,4 +51,13 @@ def clika_ref_visualizers() -> Sequence[Visualizer]:  # type: ignore[empty-body]
 
     `ClikaModule.clika_visualize` and `ClikaModule.clika_report` use the first visualizer of the first plugin that has
     one, in order of entry-point names.
+    """
+
+
+@hookspec
+def clika_ref_tracing() -> Sequence[Callable[[], AbstractContextManager[None]]]:  # type: ignore[empty-body]
+    """Return functions that make a context for each trace of a model.
+
+    A context replaces functions of a library that fix sizes or read values by forms that a trace can record, and
+    restores them. It must not import the library: a model that uses it has done so.
     """

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -96,20 +97,27 @@ class Node:
     """One call of an operator ``op``, with attributes ``attrs`` by name.
 
     ``inputs`` are values, Python numbers, size expressions, or None for absent operands. ``origin`` is the source of
-    the node in the model.
+    the node in the model. ``bodies`` are the graphs that an operator of control flow runs, in the order of
+    `Operator.bodies`: the branches of a condition, or the body of a loop.
     """
 
     __match_args__ = ("op_type", "inputs", "attrs", "outputs")
-    __slots__ = ("_graph", "_next", "_previous", "attrs", "inputs", "op", "origin", "outputs")
+    __slots__ = ("_graph", "_next", "_previous", "attrs", "bodies", "inputs", "op", "origin", "outputs")
 
     def __init__(
-        self, op: Operator, inputs: Sequence[Any], attrs: dict[str, Any], origin: Origin | None = None
+        self,
+        op: Operator,
+        inputs: Sequence[Any],
+        attrs: dict[str, Any],
+        origin: Origin | None = None,
+        bodies: Sequence[Graph] = (),
     ) -> None:
         self.op = op
         self.inputs: tuple[Any, ...] = tuple(inputs)
         self.attrs = attrs
         self.outputs: tuple[Value, ...] = ()
         self.origin = origin or Origin()
+        self.bodies: tuple[Graph, ...] = tuple(bodies)
         self._graph: Graph | None = None
         self._previous: Node | None = None
         self._next: Node | None = None
@@ -121,9 +129,10 @@ class Node:
 
     @property
     def is_random(self) -> bool:
-        """Whether two runs of this call may differ."""
+        """Whether two runs of this call, with its bodies, may differ."""
         decides = self.op.random
-        return bool(self.attrs[decides]) if isinstance(decides, str) else decides
+        own = bool(self.attrs[decides]) if isinstance(decides, str) else decides
+        return own or any(node.is_random for body in self.bodies for node in body.nodes)
 
     @property
     def output(self) -> Value:
@@ -154,6 +163,53 @@ def _type_of(tensor: torch.Tensor | None) -> TensorType:
     return TensorType.of(tensor)
 
 
+def walk(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes of a graph in order, each followed by those of its bodies; they may be erased and inserted."""
+    for node in graph.nodes:
+        yield node
+        for body in node.bodies:
+            yield from walk(body)
+
+
+def walk_graphs(graph: Graph) -> Iterator[Graph]:
+    """Yield all bodies of a graph, inner ones first, then the graph."""
+    for node in graph.nodes:
+        for body in node.bodies:
+            yield from walk_graphs(body)
+    yield graph
+
+
+def walk_values(graph: Graph) -> Iterator[Value]:
+    """Yield the inputs and the results of nodes of a graph and its bodies."""
+    for part in walk_graphs(graph):
+        yield from part.inputs
+        for node in part.nodes:
+            yield from node.outputs
+
+
+def list_read_constants(body: Graph) -> list[Value]:
+    """Return the constants that a body and its own bodies read."""
+    read = [v for node in walk(body) for v in node.inputs]
+    read += [v for graph in walk_graphs(body) for v in graph.outputs]
+    constants = set(body.constants.values())
+    return list(dict.fromkeys(v for v in read if isinstance(v, Value) and v in constants))
+
+
+def _release_constants(body: Graph) -> None:
+    """Remove the reads of constants by a body that is erased."""
+    reads = [(v, Use(node, i)) for node in walk(body) for i, v in enumerate(node.inputs)]
+    reads += [(v, Use(graph, i)) for graph in walk_graphs(body) for i, v in enumerate(graph.outputs)]
+    constants = set(body.constants.values())
+    for value, use in reads:
+        if isinstance(value, Value) and value in constants:
+            value._uses.pop(use, None)
+
+
+def _rename_source(symbol: Symbol, renamed: dict[str, str]) -> Symbol:
+    source = replace(symbol.source, name=renamed.get(symbol.source.name, symbol.source.name))
+    return replace(symbol, source=source)
+
+
 def _format_operand(item: Any) -> str:
     if isinstance(item, Value):
         return f"%{item.name}"
@@ -169,19 +225,25 @@ class Graph:
     (or inputs) that a call overwrites to their new values. ``symbols`` are the dynamic sizes, and ``guards`` the
     relations between them that the graph relies on. ``aliases`` maps further names of tied weights to the stored one.
     Each change increments ``revision``.
+
+    A graph may be the body of a node of another graph, its ``parent`` (`new_body`). It reads the constants of the
+    outermost graph under their names; all else that its parent computes enters through its inputs, as operands of the
+    node. Its symbols are read from its own inputs. Names are unique across a graph and its bodies, and a change of a
+    body increments the revisions of its parents.
     """
 
-    def __init__(self, name: str = "graph") -> None:
+    def __init__(self, name: str = "graph", parent: Graph | None = None) -> None:
         self.name = name
+        self.parent = parent
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
-        self.constants: dict[str, Value] = {}
+        self.constants: dict[str, Value] = {} if parent is None else parent.constants
         self.state: dict[str, Value] = {}
         self.symbols: dict[str, Symbol] = {}
         self.guards: list[Guard] = []
-        self.aliases: dict[str, str] = {}
+        self.aliases: dict[str, str] = {} if parent is None else parent.aliases
         self.revision = 0
-        self._names: dict[str, int] = {}
+        self._names: dict[str, int] = {} if parent is None else parent._names
         self._first: Node | None = None
         self._last: Node | None = None
         self._count = 0
@@ -205,6 +267,15 @@ class Graph:
                 yield node
             node = node._previous
 
+    @property
+    def root(self) -> Graph:
+        """The outermost graph: the graph itself, unless it is a body."""
+        return self if self.parent is None else self.parent.root
+
+    def is_overwritten(self, name: str) -> bool:
+        """Return whether a call overwrites the constant or input ``name``; a body reads constants of the root."""
+        return name in self.root.state
+
     def __len__(self) -> int:
         return self._count
 
@@ -215,7 +286,9 @@ class Graph:
         lines = [f"graph {self.name}({', '.join(map(repr, self.inputs))})"]
         lines += [f"  symbol {symbol}" for symbol in self.symbols.values()]
         lines += [f"  guard {guard}" for guard in self.guards]
-        lines += [f"  {node!r}" for node in self.nodes]
+        for node in self.nodes:
+            lines.append(f"  {node!r}")
+            lines += [f"    {line}" for body in node.bodies for line in str(body).splitlines()]
         lines += [f"  state {name} <- %{value.name}" for name, value in self.state.items()]
         return "\n".join([*lines, f"  return {', '.join('%' + v.name for v in self.outputs)}"])
 
@@ -226,6 +299,17 @@ class Graph:
         return "<pre>" + escape("\n".join([*lines[:MAX_NOTEBOOK_LINES], *rest])) + "</pre>"
 
     # Building
+
+    def mark_changed(self) -> None:
+        """Increment the revisions of the graph and of its parents."""
+        graph: Graph | None = self
+        while graph is not None:
+            graph.revision += 1
+            graph = graph.parent
+
+    def new_body(self, name: str) -> Graph:
+        """Return an empty body for a node of this graph."""
+        return Graph(name, self)
 
     def fresh_name(self, hint: str) -> str:
         """Return ``hint``, or ``hint_1``, ``hint_2``, ... if it is taken."""
@@ -242,28 +326,28 @@ class Graph:
         """Append an input of type ``type`` with a unique form of ``name``."""
         value = Value(type, self.fresh_name(name))
         self.inputs.append(value)
-        self.revision += 1
+        self.mark_changed()
         return value
 
     def add_constant(self, data: Data | None, name: str, type: TensorType | None = None) -> Value:
         """Register a constant under its qualified name (made unique). Pass ``type`` if ``data`` is no tensor."""
         value = Value(type or _type_of(data() if callable(data) else data), self.fresh_name(name), data=data)
         self.constants[value.name] = value
-        self.revision += 1
+        self.mark_changed()
         return value
 
     def add_output(self, value: Value) -> None:
         """Append an output."""
         value._uses[Use(self, len(self.outputs))] = None
         self.outputs.append(value)
-        self.revision += 1
+        self.mark_changed()
 
     def set_output(self, position: int, value: Value) -> None:
         """Replace the output at ``position`` by ``value``."""
         del self.outputs[position]._uses[Use(self, position)]
         value._uses[Use(self, position)] = None
         self.outputs[position] = value
-        self.revision += 1
+        self.mark_changed()
 
     def set_state(self, name: str, value: Value) -> None:
         """Declare that a call overwrites the constant or input ``name`` with ``value``."""
@@ -271,7 +355,7 @@ class Graph:
             del self.state[name]._uses[Use(self, name)]
         self.state[name] = value
         value._uses[Use(self, name)] = None
-        self.revision += 1
+        self.mark_changed()
 
     # The four mutators
 
@@ -303,10 +387,14 @@ class Graph:
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
                 del value._uses[Use(node, position)]
+        for body in node.bodies:
+            _release_constants(body)
         self._unlink(node)
 
     def replace(self, old: Value, new: Value) -> None:
         """Make every reader of ``old`` read ``new``, a value of the same type.
+
+        A constant may also have readers in other bodies. They read ``new`` only if it is a constant as well.
 
         Raises:
             PassError: the types differ.
@@ -317,18 +405,23 @@ class Graph:
             )
         if old is new:
             return
-        for user, position in old._uses:
+        for user, position in old.uses:
+            reader = user._graph if isinstance(user, Node) else user
+            if reader is not self and not new.is_constant:
+                continue
+            del old._uses[Use(user, position)]
             new._uses[Use(user, position)] = None
             if isinstance(user, Node):
                 inputs = list(user.inputs)
                 inputs[int(position)] = new
                 user.inputs = tuple(inputs)
             elif isinstance(position, int):
-                self.outputs[position] = new
+                user.outputs[position] = new
             else:
-                self.state[position] = new
-        old._uses.clear()
-        self.revision += 1
+                user.state[position] = new
+            if reader is not None and reader is not self:
+                reader.mark_changed()
+        self.mark_changed()
 
     def set_input(self, node: Node, position: int, new: Any) -> None:
         """Set the operand at ``position`` of ``node`` to ``new``: a value, a number, or None."""
@@ -338,7 +431,7 @@ class Graph:
         if isinstance(new, Value):
             new._uses[Use(node, position)] = None
         node.inputs = (*node.inputs[:position], new, *node.inputs[position + 1 :])
-        self.revision += 1
+        self.mark_changed()
 
     # Whole-graph operations
 
@@ -355,13 +448,14 @@ class Graph:
             )
         del self.constants[name]
         self._names.pop(name, None)
-        self.revision += 1
+        self.mark_changed()
 
     def drop_unused_constants(self) -> None:
         """Remove constants that no node, output or state entry reads (on a clone that is being lowered)."""
-        used = {n: value for n, value in self.constants.items() if value._uses or n in self.state}
-        self.revision += len(self.constants) - len(used)
-        self.constants = used
+        unused = [n for n, value in self.constants.items() if not value._uses and n not in self.state]
+        for name in unused:
+            del self.constants[name]
+        self.revision += len(unused)
 
     def clone(self, outputs: Sequence[Value] | None = None) -> Graph:
         """Return an independent graph that shares the constant tensors, with all outputs or only ``outputs``.
@@ -373,16 +467,40 @@ class Graph:
         mapping = {value: copy.add_input(value.type, value.name) for value in self.inputs}
         for name, value in self.constants.items():
             mapping[value] = copy.constants[name] = Value(value.type, name, data=value._data)
+        copy._names |= dict.fromkeys(copy.constants, 0)
         for node in self.nodes:
-            inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
-            twin = Node(node.op, inputs, node.attrs, node.origin)
-            copy.insert(twin, [v.type for v in node.outputs], None, [v.name for v in node.outputs])
-            mapping.update(zip(node.outputs, twin.outputs, strict=True))
-        copy._names = dict.fromkeys(copy._names | copy.constants, 0)
+            copy.insert_copy(node, mapping)
+        for name in copy._names:
+            copy._names[name] = 0
         for value in self.outputs if outputs is None else outputs:
             copy.add_output(mapping[value])
         for name, value in self.state.items():
             copy.set_state(name, mapping[value])
+        return copy
+
+    def insert_copy(self, node: Node, mapping: dict[Value, Value]) -> Node:
+        """Append a copy of a node of another graph, with copies of its bodies.
+
+        ``mapping`` has a value of this graph for each value that the node and its bodies read from outside, and gets
+        the outputs of the copy.
+        """
+        inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
+        bodies = [self._copy_body(body, mapping) for body in node.bodies]
+        twin = Node(node.op, inputs, node.attrs, node.origin, bodies)
+        self.insert(twin, [v.type for v in node.outputs], None, [v.name for v in node.outputs])
+        mapping.update(zip(node.outputs, twin.outputs, strict=True))
+        return twin
+
+    def _copy_body(self, body: Graph, mapping: dict[Value, Value]) -> Graph:
+        copy = self.new_body(body.name)
+        inner = mapping | {value: copy.add_input(value.type, value.name) for value in body.inputs}
+        renamed = {old.name: new.name for old, new in inner.items() if old.name != new.name}
+        for node in body.nodes:
+            twin = copy.insert_copy(node, inner)
+            renamed |= {a.name: b.name for a, b in zip(node.outputs, twin.outputs, strict=True) if a.name != b.name}
+        copy.symbols = {name: _rename_source(symbol, renamed) for name, symbol in body.symbols.items()}
+        for value in body.outputs:
+            copy.add_output(inner[value])
         return copy
 
     def _link(self, node: Node, before: Node | None) -> None:
@@ -397,7 +515,7 @@ class Graph:
         else:
             before._previous = node
         self._count += 1
-        self.revision += 1
+        self.mark_changed()
 
     def _unlink(self, node: Node) -> None:
         previous, following = node._previous, node._next
@@ -411,4 +529,4 @@ class Graph:
             following._previous = previous
         node._graph = None
         self._count -= 1
-        self.revision += 1
+        self.mark_changed()

@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -20,6 +20,9 @@ from clika_ref.core.traits import KEEP_FLOAT, QuantizationTrait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+Body: TypeAlias = "Callable[..., tuple[torch.Tensor, ...]]"
+"""The function of a body (`Node.bodies`): operands of the node to tensors. Annotate keyword-only parameters with it."""
 
 IGNORED_ARGUMENTS = frozenset(
     {"layout", "pin_memory", "memory_format", "non_blocking", "copy", "cudnn_enabled", "cudnn_enable"}
@@ -76,6 +79,7 @@ class Operator:
         self.error = error
         self.random = random
         self.operands, self.attributes, self.required = _parse_schema(reference)
+        self.bodies = _list_bodies(reference)
         self.lowering: Callable[..., Any] | None = None
         self.sampler: Callable[..., Call] | None = None
         self.type_rule: Callable[..., Any] | None = None
@@ -178,7 +182,7 @@ def operator(
 
     The signature of the decorated function is the schema. Positional parameters are operands: ``Tensor | None`` is
     optional, ``Tensor | Number`` also takes a Python number, and ``*xs`` is variadic. Keyword-only parameters are
-    attributes.
+    attributes, except those of type `Body`: the bodies of control flow.
 
     Args:
         overloads: ATen calls that need no conversion: arguments with the name of an attribute bind to it, the others to
@@ -194,12 +198,23 @@ def operator(
     return declare
 
 
+def _list_bodies(reference: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters of a reference that take bodies."""
+    return tuple(p.name for p in inspect.signature(reference).parameters.values() if _is_body(p))
+
+
+def _is_body(parameter: inspect.Parameter) -> bool:
+    return str(parameter.annotation) in ("Body", str(Body))
+
+
 def _parse_schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[str, Any], frozenset[str]]:
     """Return the operands of a reference, its attributes with their defaults, and the attributes without one."""
     operands: list[Parameter] = []
     attributes: dict[str, Any] = {}
     required: set[str] = set()
     for p in inspect.signature(reference).parameters.values():
+        if _is_body(p):
+            continue
         if p.kind is p.KEYWORD_ONLY:
             attributes[p.name] = None if p.default is p.empty else p.default
             if p.default is p.empty:

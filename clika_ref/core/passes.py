@@ -15,7 +15,7 @@ import torch
 from clika_ref.core.errors import PassError
 from clika_ref.core.execution import interpret
 from clika_ref.core.invariants import verify
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, walk_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,11 @@ class Pass(Protocol):
     removes: ClassVar[str]
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Change the graph in place. The revision of the graph shows whether anything changed."""
+        """Change the graph in place. The revision of the graph shows whether anything changed.
+
+        A pipeline calls the pass for each body of control flow as well, inner ones first, so a pass reads and changes
+        the nodes of one graph only.
+        """
         ...
 
 
@@ -128,9 +132,10 @@ class Pipeline:
         )
 
     def _run_one(self, p: Pass, graph: Graph) -> PassReport:
-        count, revision, start = len(graph), graph.revision, time.perf_counter()
+        count, revision, start = _count_nodes(graph), graph.revision, time.perf_counter()
         expected = None if self.check_inputs is None else _run_seeded(graph, self.check_inputs)
-        p(graph, self.operators)
+        for part in list(walk_graphs(graph)):
+            p(part, self.operators)
         seconds = time.perf_counter() - start
         changed = graph.revision != revision
         if changed:
@@ -141,7 +146,11 @@ class Pipeline:
                 raise
         if changed and expected is not None and self.check_inputs is not None:
             check_outputs(p, expected, _run_seeded(graph, self.check_inputs))
-        return PassReport(p.name, count - len(graph), p.removes, seconds, changed)
+        return PassReport(p.name, count - _count_nodes(graph), p.removes, seconds, changed)
+
+
+def _count_nodes(graph: Graph) -> int:
+    return sum(map(len, walk_graphs(graph)))
 
 
 def _run_seeded(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

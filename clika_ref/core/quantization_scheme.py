@@ -128,6 +128,8 @@ class QuantizationScheme:
     """Those of ``int32_bias`` that need an input with two dims, or with static dims only."""
     weights_only: WeightOnlyScheme | None = None
     """Weight-only support; None if there is none."""
+    has_float_bodies: bool = False
+    """Whether layers inside control flow run in float."""
 
 
 def is_int32_bias_supported(scheme: QuantizationScheme, operator: str, read: TensorType) -> bool:

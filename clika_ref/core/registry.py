@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -20,7 +21,8 @@ from clika_ref.core.targets import Target, invalid_target_reason
 from clika_ref.core.visualizers import Visualizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -33,7 +35,7 @@ PLUGINS_VARIABLE = "CLIKA_REF_PLUGINS"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One installed plugin: its entry point, distribution and version, operators, passes, targets and visualizers."""
+    """One installed plugin: its entry point, distribution and version; operators, passes, targets and visualizers."""
 
     name: str
     """The name of the entry point."""
@@ -43,6 +45,8 @@ class Plugin:
     passes: tuple[Pass, ...] = ()
     targets: tuple[Target, ...] = ()
     visualizers: tuple[Visualizer, ...] = ()
+    tracing: tuple[Callable[[], AbstractContextManager[None]], ...] = ()
+    """Functions that make a context for each trace."""
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.distribution} {self.version})"
@@ -63,6 +67,15 @@ class Registry:
     def operator_for(self, overload: torch._ops.OpOverload) -> Operator | None:
         """Return the operator for an ATen overload, or None."""
         return self.overloads.get(overload) or self.overloads.get(str(overload))
+
+    @contextlib.contextmanager
+    def enter_tracing(self) -> Generator[None]:
+        """Enter the contexts that the plugins make for a trace."""
+        with contextlib.ExitStack() as stack:
+            for plugin in self.plugins:
+                for make_context in plugin.tracing:
+                    stack.enter_context(make_context())
+            yield
 
 
 def clean_graph(

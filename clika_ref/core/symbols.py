@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SymbolSource:
-    """The source of a symbol: dim ``dim`` of the value ``name``, or its single element if ``dim`` is None."""
+    """The source of a symbol: dim ``dim`` of the value ``name``, or its single element if ``dim`` is None.
+
+    An element ``holds_length`` if it is a length that a body gets as an operand.
+    """
 
     name: str
     dim: int | None
+    holds_length: bool = False
 
     def __str__(self) -> str:
         return self.name if self.dim is None else f"dim {self.dim} of {self.name!r}"
@@ -45,7 +49,7 @@ class Symbol:
     @property
     def expr(self) -> sympy.Symbol:
         """The sympy symbol used in types and attributes."""
-        return make_symbol(self.name, is_length=self.source.dim is not None)
+        return make_symbol(self.name, is_length=self.source.dim is not None or self.source.holds_length)
 
     def __str__(self) -> str:
         low, high = ("" if end is None else end for end in (self.low, self.high))
@@ -70,11 +74,16 @@ def make_symbol(name: str, *, is_length: bool = True) -> sympy.Symbol:
 
 
 def _sum(*xs: Any) -> Any:
-    return reduce(operator.add, xs)
+    return _as_whole(reduce(operator.add, xs))
 
 
 def _product(*xs: Any) -> Any:
-    return reduce(operator.mul, xs)
+    return _as_whole(reduce(operator.mul, xs))
+
+
+def _as_whole(x: Any) -> Any:
+    """Return a whole fraction as an integer: sympy divides an even size by 2 with the factor 1/2."""
+    return int(x) if isinstance(x, Fraction) and x.denominator == 1 else x
 
 
 def _floor(x: Any) -> int:

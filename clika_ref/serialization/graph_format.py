@@ -162,9 +162,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         GraphKey.CONSTANTS: list(graph.constants),
         GraphKey.CONSTANT_TYPES: [_encode_type(v.type) for v in graph.constants.values()],
         GraphKey.ALIASES: graph.aliases,
-        GraphKey.SYMBOLS: [
-            [s.name, s.low, s.high, s.source.name, s.source.dim, s.example] for s in graph.symbols.values()
-        ],
+        GraphKey.SYMBOLS: [_encode_symbol(s) for s in graph.symbols.values()],
         GraphKey.GUARDS: [[_encode_expression(g.relation), g.line] for g in graph.guards],
         GraphKey.NODES: [_encode_node(n) for n in graph.nodes],
         GraphKey.OUTPUTS: [v.name for v in graph.outputs],
@@ -177,13 +175,18 @@ def is_same_graph(document: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 
     def comparable_parts(graph: Mapping[str, Any]) -> list[Any]:
         return [
-            [node[:4] for node in graph[GraphKey.NODES]],
+            [_without_origin(node) for node in graph[GraphKey.NODES]],
             graph[GraphKey.INPUTS],
             graph[GraphKey.OUTPUTS],
             graph[GraphKey.STATE],
         ]
 
     return comparable_parts(document) == json.loads(json.dumps(comparable_parts(other)))
+
+
+def _without_origin(node: list[Any]) -> list[Any]:
+    inner = [{**body, GraphKey.NODES: [_without_origin(n) for n in body[GraphKey.NODES]]} for body in _bodies_of(node)]
+    return [*node[:4], *inner]
 
 
 def _encode_type(type: TensorType) -> list[Any]:
@@ -194,7 +197,25 @@ def _encode_node(node: Node) -> list[Any]:
     inputs = [{AttributeForm.VALUE: v.name} if isinstance(v, Value) else encode(v) for v in node.inputs]
     outputs = [[v.name, _encode_type(v.type)] for v in node.outputs]
     origin = [list(node.origin.scopes), list(node.origin.lines), list(node.origin.history)]
-    return [node.op.name, inputs, {k: encode(v) for k, v in node.attrs.items()}, outputs, origin]
+    bodies = [[_encode_body(body) for body in node.bodies]] if node.bodies else []
+    return [node.op.name, inputs, {k: encode(v) for k, v in node.attrs.items()}, outputs, origin, *bodies]
+
+
+def _encode_body(body: Graph) -> dict[str, Any]:
+    """Return a body; its constants are those of the graph."""
+    return {
+        GraphKey.NAME: body.name,
+        GraphKey.INPUTS: [[v.name, _encode_type(v.type)] for v in body.inputs],
+        GraphKey.SYMBOLS: [_encode_symbol(s) for s in body.symbols.values()],
+        GraphKey.NODES: [_encode_node(n) for n in body.nodes],
+        GraphKey.OUTPUTS: [v.name for v in body.outputs],
+    }
+
+
+def _encode_symbol(symbol: Symbol) -> list[Any]:
+    source = symbol.source
+    kind = [True] if source.holds_length else []
+    return [symbol.name, symbol.low, symbol.high, source.name, source.dim, symbol.example, *kind]
 
 
 def graph_from_json(
@@ -209,7 +230,7 @@ def graph_from_json(
             operator lacks, or a tensor is missing.
     """
     check_format("the saved graph", document[GraphKey.VERSION], GRAPH_VERSION)
-    operators = {name: find(name) for name in {n[0] for n in document[GraphKey.NODES]}}
+    operators = {name: find(name) for name in _list_operators(document)}
     missing = sorted(name for name, op in operators.items() if op is None)
     if missing:
         raise ModelError(
@@ -226,13 +247,9 @@ def graph_from_json(
         values[name] = graph.add_constant(tensor, name, read_type(kind))
         if tensor is not None:
             _check_shape(values[name], tensor)
-    for name, low, high, source, dim, example in document[GraphKey.SYMBOLS]:
-        graph.symbols[name] = Symbol(name, low, high, SymbolSource(source, dim), example)
+    graph.symbols = _read_symbols(document)
     graph.guards = [Guard(_decode_expression(relation), line) for relation, line in document[GraphKey.GUARDS]]  # type: ignore[arg-type]
-    for entry in document[GraphKey.NODES]:
-        _read_node(graph, values, entry, operators[entry[0]])
-    for name in document[GraphKey.OUTPUTS]:
-        graph.add_output(values[name])
+    _read_nodes(graph, values, document, operators)
     for name, source in document[GraphKey.STATE].items():
         graph.set_state(name, values[source])
     return graph
@@ -253,8 +270,46 @@ def read_type(kind: list[Any]) -> TensorType:
     return TensorType(_decode_dtype(kind[0]), tuple(decode(d) for d in kind[1]))
 
 
-def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Operator | None) -> None:
-    _, inputs, attrs, outputs, (scopes, lines, history) = entry
+def _list_operators(document: Mapping[str, Any]) -> set[str]:
+    """Return the names of the operators of a graph and of its bodies."""
+    entries = document[GraphKey.NODES]
+    inner = (_list_operators(body) for entry in entries for body in _bodies_of(entry))
+    return {entry[0] for entry in entries}.union(*inner)
+
+
+def _bodies_of(entry: list[Any]) -> list[Any]:
+    return entry[5] if len(entry) > 5 else []
+
+
+def _read_symbols(document: Mapping[str, Any]) -> dict[str, Symbol]:
+    symbols: dict[str, Symbol] = {}
+    for name, low, high, source, dim, example, *kind in document[GraphKey.SYMBOLS]:
+        symbols[name] = Symbol(name, low, high, SymbolSource(source, dim, *kind), example)
+    return symbols
+
+
+def _read_nodes(
+    graph: Graph, values: dict[str, Value], document: Mapping[str, Any], operators: Mapping[str, Operator | None]
+) -> None:
+    for entry in document[GraphKey.NODES]:
+        _read_node(graph, values, entry, operators)
+    for name in document[GraphKey.OUTPUTS]:
+        graph.add_output(values[name])
+
+
+def _read_body(graph: Graph, document: Mapping[str, Any], operators: Mapping[str, Operator | None]) -> Graph:
+    body = graph.new_body(document[GraphKey.NAME])
+    inputs = {name: body.add_input(read_type(kind), name) for name, kind in document[GraphKey.INPUTS]}
+    body.symbols = _read_symbols(document)
+    _read_nodes(body, {**graph.constants, **inputs}, document, operators)
+    return body
+
+
+def _read_node(
+    graph: Graph, values: dict[str, Value], entry: list[Any], operators: Mapping[str, Operator | None]
+) -> None:
+    _, inputs, attrs, outputs, (scopes, lines, history), *_ = entry
+    op = operators[entry[0]]
     operands = [
         values[i[AttributeForm.VALUE]] if isinstance(i, dict) and AttributeForm.VALUE in i else decode(i)
         for i in inputs
@@ -266,6 +321,13 @@ def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Ope
             f"the saved graph calls {op.name} with the attributes {sorted(attrs)}, but the operator has "
             f"{sorted(op.attributes)}. It was saved with another version of the plugin, or is damaged."
         )
-    node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin)
+    documents = _bodies_of(entry)
+    if len(documents) != len(op.bodies):
+        raise ModelError(
+            f"the saved graph calls {op.name} with {len(documents)} bodies, but the operator has {len(op.bodies)}. It "
+            "was saved with another version of the plugin, or is damaged."
+        )
+    bodies = [_read_body(graph, document, operators) for document in documents]
+    node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin, bodies)
     graph.insert(node, [read_type(kind) for _, kind in outputs], names=[label for label, _ in outputs])
     values.update((value.name, value) for value in node.outputs)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.capture.dataclass_pytrees import register_dataclass
 from clika_ref.capture.signature import (
+    ComplexLeaf,
     ConstantLeaf,
     Leaf,
     NumberLeaf,
@@ -28,6 +29,7 @@ from clika_ref.serialization.vocabulary import LeafKind, SignatureKey
 
 LEAF_TYPES: dict[str, type] = {
     LeafKind.TENSOR: TensorLeaf,
+    LeafKind.COMPLEX: ComplexLeaf,
     LeafKind.NUMBER: NumberLeaf,
     LeafKind.CONSTANT: ConstantLeaf,
 }
@@ -55,7 +57,9 @@ def signature_to_json(signature: Signature) -> dict[str, Any]:
         SignatureKey.OUTPUT_SPEC: structure_to_json(signature.output_spec)
         if signature.output_spec is not None
         else None,
-        SignatureKey.OUTPUTS: [[o.index, encode(o.value), o.name] for o in signature.outputs],
+        SignatureKey.OUTPUTS: [
+            [o.index, encode(o.value), o.name, *([True] if o.is_complex else [])] for o in signature.outputs
+        ],
         SignatureKey.AUTOCAST: signature.autocast,
     }
 
@@ -75,7 +79,7 @@ def signature_from_json(document: Mapping[str, Any]) -> Signature:
         structure_from_json(document[SignatureKey.OUTPUT_SPEC])
         if document[SignatureKey.OUTPUT_SPEC] is not None
         else None,
-        tuple(OutputLeaf(index, decode(value), name) for index, value, name in document[SignatureKey.OUTPUTS]),
+        tuple(OutputLeaf(index, decode(value), *rest) for index, value, *rest in document[SignatureKey.OUTPUTS]),
         document[SignatureKey.AUTOCAST],
     )
 

@@ -193,6 +193,7 @@ class LeafKind(StoredName):
     """The kinds of leaves in the arguments of a call."""
 
     TENSOR = "tensor"
+    COMPLEX = "complex"
     NUMBER = "number"
     CONSTANT = "constant"
 

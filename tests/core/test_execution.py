@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from clika_ref.core.errors import ClikaError
-from clika_ref.core.execution import interpret, read_sizes, to_fx
+from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.fx_execution import to_fx
 from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import Origin, TensorType
 

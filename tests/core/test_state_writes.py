@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.core.execution import snapshot_state
+from clika_ref.core.fx_execution import snapshot_state
 
 
 @pytest.fixture(params=[True, False], ids=["recorded", "unrecorded"])
