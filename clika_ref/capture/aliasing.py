@@ -58,7 +58,7 @@ class AliasTracker:
     def track(self, program: fx.GraphModule) -> None:
         """Find the memory that a program writes. Call this before importing the program."""
         self._programs.append(program)  # keep the program alive: the identity of freed memory could be reused
-        self._written |= _find_written_storages(program)
+        self._written |= find_written_storages(program)
 
     def root(self, value: Value, fake: Any) -> TracedTensor:
         """Return the entry of a tensor that owns its memory."""
@@ -169,7 +169,7 @@ def _is_same_tensor(made: Any, given: Any) -> bool:
     return next(facts) == next(facts) and statically_known_true(sym_eq(made.shape, given.shape))
 
 
-def _find_written_storages(program: fx.GraphModule) -> set[int]:
+def find_written_storages(program: fx.GraphModule) -> set[int]:
     """Return the identities of all storages that a call of the program writes."""
     found: set[int] = set()
     for module in program.modules():

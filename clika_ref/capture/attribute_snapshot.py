@@ -279,6 +279,21 @@ class AttributeSnapshot:
                 registered.update(before)
 
 
+def unset_attributes(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Unbind attributes of a module and its submodules whose class has a default, such as a cache that starts as None.
+
+    Args:
+        module: the module.
+        names: of attributes, as in `AttributeSnapshot.find_changes`; others are ignored.
+    """
+    parts = {f"self.{path}." if path else "self.": part for path, part in module.named_modules()}
+    for name in names:
+        prefix, _, own = name.rpartition(".")
+        part = parts.get(f"{prefix}.")
+        if part is not None and own in vars(part) and hasattr(type(part), own):
+            del vars(part)[own]
+
+
 def _is_closed_package(module: str) -> bool:
     return module.partition(".")[0] in _CLOSED_PACKAGES
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import TracedCallable
-from clika_ref.capture.inputs import ForwardFn, ModelCall, check_iterable, is_array, make_call
+from clika_ref.capture.inputs import CALIBRATION_BATCH, ForwardFn, ModelCall, check_iterable, is_array, make_call
 from clika_ref.core.errors import ModelError
 
 ARGUMENT_NAME = "calibration_inputs"
@@ -82,7 +82,7 @@ class CalibrationInputs:
             yield self._calls_by_index.pop(number, None) or self._call(callee, number, element)
 
     def _call(self, callee: TracedCallable, number: int, element: Any) -> ModelCall:
-        return make_call(callee, element, self._transform, self._forward_fn, number + 1)
+        return make_call(callee, element, self._transform, self._forward_fn, f"{CALIBRATION_BATCH} {number + 1}")
 
 
 @dataclass(frozen=True)

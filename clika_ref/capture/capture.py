@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from clika_ref.capture.attribute_snapshot import unset_attributes
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.caught_errors import CaughtError, ErrorRecorder, record_eager_errors, record_trace_errors
 from clika_ref.capture.dimensions import choose_tracing_inputs, count_elements
@@ -20,10 +21,10 @@ from clika_ref.capture.importer import OperatorFallback
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.line_sampling import find_slow_line, sample_lines
 from clika_ref.capture.messages import ControlFlowError, MismatchError, explain_failures
-from clika_ref.capture.program import ProgramImporter
+from clika_ref.capture.program import import_program
 from clika_ref.capture.reachable_modules import record_unowned_modules
 from clika_ref.capture.signature import Signature
-from clika_ref.capture.state import trace_assignments_as_writes
+from clika_ref.capture.state import WrittenAttributesError, hold_as_buffers, trace_assignments_as_writes
 from clika_ref.capture.symbols import drop_derived_symbols
 from clika_ref.capture.traced_calls import TracedCalls, flatten_calls
 from clika_ref.capture.tracers import Tracer, select_tracers, trace
@@ -90,34 +91,35 @@ def capture(
     Raises:
         ModelError: no tracer served all calls; the message contains the reason of every tracer.
     """
-    traced, warnings, asked = _run_eager(callee, calls, dynamic=dynamic, detail=detail)
-    failures: list[tuple[str, Exception]] = []
-    for leaves, tracer, recording in _iterate_attempts(traced):
-        progress(f"tracing with {tracer.name}")
-        try:
-            with sample_lines(f"tracing with {tracer.name}", progress) as lines:
-                program = _trace(traced, tracer, leaves, recording=recording)
-        except Exception as error:  # noqa: BLE001 - a tracer may raise anything; all reasons are reported
-            failures.append((tracer.name, error))
-            continue
-        progress("importing the traced calls")
-        try:
-            result = ProgramImporter(
-                program, traced, registry, name=name or callee.name, fallback=fallback, detail=detail
-            ).import_graph()
-            notes = Validation(traced, result, leaves).run()
-        except MismatchError as error:
-            failures.append((tracer.name, error))
-            if isinstance(error, ControlFlowError):
-                raise explain_failures(callee, traced.comparison, failures, asked) from error
-            continue
-        detail(f"Traced by {tracer.name}")
-        drop_derived_symbols(result.graph)
-        slow = find_slow_line(lines)
-        notes += [f"Tracing was slow, mostly at {slow}"] if slow else []
-        calls_made, kept = traced.comparison.calls, select_reusable_results(traced.expected, result)
-        return CaptureResult(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow, kept)
-    raise explain_failures(callee, traced.comparison, failures, asked)
+    with contextlib.ExitStack() as buffers:
+        traced, warnings, asked = _run_eager(callee, calls, buffers, dynamic=dynamic, detail=detail)
+        failures: list[tuple[str, Exception]] = []
+        for leaves, tracer, recording in _iterate_attempts(traced):
+            progress(f"tracing with {tracer.name}")
+            try:
+                with sample_lines(f"tracing with {tracer.name}", progress) as lines, registry.enter_tracing():
+                    program = _trace(traced, tracer, leaves, recording=recording)
+            except Exception as error:  # noqa: BLE001 - a tracer may raise anything; all reasons are reported
+                failures.append((tracer.name, error))
+                continue
+            progress("importing the traced calls")
+            try:
+                result = import_program(
+                    program, traced, registry, name=name or callee.name, fallback=fallback, detail=detail
+                )
+                notes = Validation(traced, result, leaves).run()
+            except MismatchError as error:
+                failures.append((tracer.name, error))
+                if isinstance(error, ControlFlowError):
+                    raise explain_failures(callee, traced.comparison, failures, asked) from error
+                continue
+            detail(f"Traced by {tracer.name}")
+            drop_derived_symbols(result.graph)
+            slow = find_slow_line(lines)
+            notes += [f"Tracing was slow, mostly at {slow}"] if slow else []
+            calls_made, kept = traced.comparison.calls, select_reusable_results(traced.expected, result)
+            return CaptureResult(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow, kept)
+        raise explain_failures(callee, traced.comparison, failures, asked)
 
 
 def _iterate_attempts(traced: TracedCalls) -> Iterator[tuple[list[Any], Tracer, bool]]:
@@ -134,11 +136,24 @@ def _iterate_attempts(traced: TracedCalls) -> Iterator[tuple[list[Any], Tracer, 
 
 
 def _run_eager(
-    callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic: bool, detail: Callable[[str], None]
+    callee: TracedCallable,
+    calls: Sequence[ModelCall],
+    buffers: contextlib.ExitStack,
+    *,
+    dynamic: bool,
+    detail: Callable[[str], None],
 ) -> tuple[TracedCalls, list[str], list[str]]:
-    """Flatten the calls and run eager on them; collect warnings about lost behavior, and reads of gradient state."""
-    with record_unowned_modules(callee.module, callee.name) as strange, record_gradient_queries() as asked:
-        traced = flatten_calls(callee, calls, dynamic=dynamic)
+    """Flatten the calls and run eager on them; collect warnings about lost behavior, and reads of gradient state.
+
+    Tensors in plain attributes that forward writes to become buffers until ``buffers`` is closed.
+    """
+    try:
+        with record_unowned_modules(callee.module, callee.name) as strange, record_gradient_queries() as asked:
+            traced = flatten_calls(callee, calls, dynamic=dynamic)
+    except WrittenAttributesError as error:
+        detail(f"Handling as buffers, as forward writes to them: {', '.join(error.names)}")
+        buffers.enter_context(hold_as_buffers(callee.module, error.names))
+        return _run_eager(callee, calls, buffers, dynamic=dynamic, detail=detail)
     if any(run.is_rerun for run in traced.expected):
         detail("Ran forward twice on inputs: once to find its writes, and once for the results under autocast")
     smallest = min(calls, key=lambda call: count_elements(pytree.tree_leaves((call.args, call.kwargs))))
@@ -157,6 +172,7 @@ def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any], *, recording:
     snapshot = preserve_module(traced.callee, outside=True)  # a tracer may run the real model
     mode = torch.set_grad_enabled(recording)
     with snapshot, traced.traceable_callee.as_module() as module, assigned, record_trace_errors() as raised, mode:
+        unset_attributes(traced.callee.module, traced.cache_names)  # an earlier call may have filled a cache
         program = trace(tracer, module, call.copy(), traced.dynamic_shapes())
     _reject_caught_errors(raised, traced.callee, call)
     return program

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
-from clika_ref.core.errors import ModelError
+from clika_ref.capture.fourier_transforms import istft, stft
 
 aten = torch.ops.aten
 
@@ -40,34 +41,21 @@ def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor
     return powers if increasing else powers.flip(1)
 
 
-def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
-    """``(x - E x) (x - E x)^H / (n - correction)`` of the variables ``x[variable, n]``.
-
-    Raises:
-        ModelError: weights are given; PyTorch branches on their values.
-    """
-    if fweights is not None or aweights is not None:
-        given = [n for n, w in (("fweights", fweights), ("aweights", aweights)) if w is not None]
-        raise ModelError(
-            f"torch.cov with weights branches on their values. Write it as {_write_weighted_cov(x, given, correction)}."
-        )
+def _cov(x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
+    """``(w (x - E x)) (x - E x)^H / norm`` of the variables ``x[variable, n]``; the weights w are 1 if not given."""
     variables = x.reshape(1, -1) if x.dim() < 2 else x
-    count = variables.shape[1]
-    centered = variables - variables.sum(1, keepdim=True) / count
-    return (centered @ centered.conj().t() / torch.sym_max(count - correction, 0)).squeeze()
-
-
-def _write_weighted_cov(x: Tensor, given: Sequence[str], correction: int) -> str:
-    """Return Python code for `torch.cov` with these weights, for more observations than ``correction``."""
-    count = "w.sum()"
+    given = [weights for weights in (fweights, aweights) if weights is not None]
+    if not given:
+        count = variables.shape[1]
+        centered = variables - variables.sum(1, keepdim=True) / count
+        return (centered @ centered.conj().t() / torch.sym_max(count - correction, 0)).squeeze()
+    weights = functools.reduce(torch.mul, given)
+    total = weights.sum()
+    centered = variables - (variables * weights).sum(1, keepdim=True) / total
+    norm = total
     if correction:
-        off = f"{correction} * (w * aweights).sum() / w.sum()" if "aweights" in given else correction
-        count = f"(w.sum() - {off})"
-    adjoint = "d.conj().T" if x.is_complex() else "d.T"
-    return (
-        f"(w * d) @ {adjoint} / {count}, "
-        f"where w = {' * '.join(given)} and d = x - (w * x).sum(-1, keepdim=True) / w.sum()"
-    )
+        norm = total - (correction if aweights is None else correction * (weights * aweights).sum() / total)
+    return (centered @ (centered * weights).t().conj() / norm.clamp(min=0)).squeeze()
 
 
 def _corrcoef(x: Tensor) -> Tensor:
@@ -82,7 +70,29 @@ def _corrcoef(x: Tensor) -> Tensor:
     return torch.complex(ratios.real.clamp(-1, 1), ratios.imag.clamp(-1, 1))
 
 
-@cache
+def _gradient(
+    x: Tensor, *, spacing: Any = None, dim: int | Sequence[int] | None = None, edge_order: int = 1
+) -> list[Tensor]:
+    """Central differences along each dim, and one-sided ones at its first and last index."""
+    dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    steps = spacing if isinstance(spacing, Sequence) else [1 if spacing is None else spacing] * len(dims)
+    return [_difference(x, own, step, edge_order) for own, step in zip(dims, steps, strict=True)]
+
+
+def _difference(x: Tensor, dim: int, step: Any, edge_order: int) -> Tensor:
+    def at(position: int) -> Tensor:
+        return x.narrow(dim, position if position >= 0 else x.shape[dim] + position, 1)
+
+    if edge_order == 1:
+        first, last = (at(1) - at(0)) / step, (at(-1) - at(-2)) / step
+    else:
+        first = (-1.5 * at(0) + 2 * at(1) - 0.5 * at(2)) / step
+        last = (0.5 * at(-3) - 2 * at(-2) + 1.5 * at(-1)) / step
+    inner = x.shape[dim] - 2
+    return torch.cat([first, (x.narrow(dim, 2, inner) - x.narrow(dim, 0, inner)) / step / 2, last], dim)
+
+
+@functools.cache
 def _chain_cost(sizes: tuple[int, ...]) -> tuple[int, int]:
     """Return the minimum number of multiplications for a chain of matrices of these sizes, and its last split."""
     splits = range(1, len(sizes) - 1)
@@ -109,12 +119,46 @@ def _multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     return product.squeeze(0) if first.dim() == 1 else product
 
 
+def _pad_sequence(
+    sequences: Sequence[Tensor],
+    batch_first: bool = False,  # noqa: FBT001, FBT002 - ATen's
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Tensor:
+    """Stack sequences, padded to the longest."""
+    longest = functools.reduce(torch.sym_max, [sequence.shape[0] for sequence in sequences])
+    padded: list[Tensor] = []
+    for sequence in sequences:
+        missing = longest - sequence.shape[0]
+        sides = [0, missing] if padding_side == "right" else [missing, 0]
+        padded.append(torch.constant_pad_nd(sequence, [0, 0] * (sequence.dim() - 1) + sides, padding_value))
+    return torch.stack(padded, 0 if batch_first else 1)
+
+
+def _combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - ATen's
+    """Rows of ``r`` elements at ascending positions, in lexicographic order."""
+    if not r:
+        return x.new_empty((0,))
+    positions = torch.meshgrid([torch.arange(x.shape[0], device=x.device)] * r, indexing="ij")
+    ascending = [a <= b if with_replacement else a < b for a, b in itertools.pairwise(positions)]
+    chosen = functools.reduce(torch.logical_and, ascending, torch.ones_like(positions[0], dtype=torch.bool))
+    return x[chosen.nonzero()]
+
+
 PYTHON_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.chain_matmul.default: _multiply_chain,
+    aten.combinations.default: _combinations,
     aten.corrcoef.default: _corrcoef,
     aten.cov.default: _cov,
+    **{
+        getattr(aten.gradient, name): _gradient
+        for name in ("scalarint", "scalararray", "array", "scalarrayint", "scalarrayarray")
+    },
+    aten.istft.default: istft,
     aten.kron.default: _kron,
     aten.linalg_multi_dot.default: _multi_dot,
+    aten.pad_sequence.default: _pad_sequence,
+    aten.stft.default: stft,
     aten.vander.default: _vander,
 }
 """Equivalent Python functions for any size; PyTorch's own read each size as a number, or the value of a tensor."""
@@ -128,13 +172,22 @@ def _make_rnn_results(x: Tensor, hx: Tensor | Sequence[Tensor], _params: Any, *f
     return (x.new_empty((*x.shape[:-1], width)), *(torch.empty_like(s) for s in states))
 
 
+def _make_taken(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """Return a tensor of the shape of `take_along_dim`'s result, without computing it."""
+    if dim is None:
+        return x.new_empty((indices.numel(),))
+    shape, own = [*torch.broadcast_shapes(x.narrow(dim, 0, 1).shape, indices.narrow(dim, 0, 1).shape)], dim % x.dim()
+    return x.new_empty([*shape[:own], indices.shape[dim], *shape[own + 1 :]])
+
+
 SHAPE_ONLY_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.lstm.input: _make_rnn_results,
     aten.gru.input: _make_rnn_results,
     aten.rnn_tanh.input: _make_rnn_results,
     aten.rnn_relu.input: _make_rnn_results,
+    aten.take_along_dim.default: _make_taken,
 }
-"""Shape-only replacements: PyTorch unrolls these calls over the sequence, which fixes its length."""
+"""Shape-only replacements: PyTorch unrolls recurrent calls over the sequence, and reads the sizes of others."""
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,28 @@ def register_dataclasses(value: Any) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             register_dataclasses(item)
+
+
+def iter_leaves_with_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the path and the value of each leaf, as `pytree.tree_leaves_with_path` does.
+
+    Classes may be registered without the keys of their children, as those of diffusers: mappings then give their own
+    keys, and others indices.
+    """
+    node = pytree.SUPPORTED_NODES.get(pytree._get_node_type(value))
+    if node is None:
+        yield path, value
+        return
+    if node.flatten_with_keys_fn is not None:
+        children: Iterable[tuple[Any, Any]] = node.flatten_with_keys_fn(value)[0]
+    elif isinstance(value, Mapping):
+        children = [
+            (pytree.MappingKey(key), child) for key, child in zip(value, node.flatten_fn(value)[0], strict=True)
+        ]
+    else:
+        children = [(pytree.SequenceKey(index), child) for index, child in enumerate(node.flatten_fn(value)[0])]
+    for key, child in children:
+        yield from iter_leaves_with_path(child, (*path, key))
 
 
 def register_dataclass(cls: type[Any]) -> None:

@@ -1,8 +1,8 @@
-"""PyTorch's own decompositions, for ATen calls without a declared operator or lowering."""
+"""Decompositions of calls without a declared operator or lowering: PyTorch's own, and Python kernels of users."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from textwrap import shorten
@@ -13,11 +13,17 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._guards import detect_fake_mode
+from torch._library.custom_ops import _maybe_get_opdef
+from torch.fx.experimental import _config as symbol_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 
 from clika_ref.capture.autocast_casts import AutocastRegion, make_autocast
+from clika_ref.capture.complex_numbers import RULES, pair_call
 from clika_ref.capture.composites import PYTHON_FORMS
+from clika_ref.capture.size_functions import keep_dynamic_sizes
+from clika_ref.capture.vmap_regions import VmapRegion
 from clika_ref.core.errors import ModelError
 
 UNDECLARED_REASON = "no operator is declared for it, torchlib has no lowering"
@@ -37,7 +43,7 @@ def load_decompositions() -> dict[Any, Any]:
 def decompose(
     node: fx.Node, overload: torch._ops.OpOverload, region: AutocastRegion | None = None
 ) -> tuple[fx.GraphModule, list[fx.Node]] | None:
-    """Return a call as a program of simpler calls, and its operand nodes, or None if there is no rule.
+    """Return a call as a program of simpler calls, and its operands (`list_operands`), or None if there is no rule.
 
     In an autocast region, the program contains its casts.
 
@@ -48,34 +54,89 @@ def decompose(
     if rule is None:
         return None
     lack = UNDECLARED_REASON if region is None else INNER_CAST_REASON
-    operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    operands = list_operands(node)
     fakes = [n.meta["val"] for n in operands]
 
-    def call(*tensors: torch.Tensor) -> Any:
-        given = dict(zip(operands, tensors, strict=True))
+    def call(*values: Any) -> Any:
+        given = dict(zip(operands, values, strict=True))
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: given.get(n, n.meta.get("val")))
         return rule(*args, **kwargs)
 
-    mode = detect_fake_mode([node.meta.get("val"), *fakes])
-    try:
-        recording = _record_guards(mode.shape_env if mode is not None else None)
-        with mode or nullcontext(), recording as fixed, make_autocast(region) if region else nullcontext():
-            program = make_fx(call, decomposition_table={})(*fakes)
-    except Exception as error:
-        reason = shorten(str(error) or repr(error), MAX_REASON_LENGTH, placeholder=" ...")
-        raise ModelError(f"{lack}, and PyTorch's decomposition fails on these operands: {reason}") from error
-    if fixed:
-        raise ModelError(f"{lack}, and PyTorch's decomposition fixes sizes that must be dynamic")
+    program = _trace_calls(call, fakes, node.meta.get("val"), lack, region)
     calls_itself = any(inner.target is overload for inner in program.graph.nodes)
     return None if calls_itself else (program, operands)
 
 
+def list_operands(node: fx.Node) -> list[fx.Node]:
+    """Return the operands of a call that are tensors or sizes, each once."""
+    kinds = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), kinds)]
+
+
+def batch_region(region: VmapRegion) -> fx.GraphModule:
+    """Return the calls of a `torch.vmap` region as a program of calls on whole batches.
+
+    Raises:
+        ModelError: PyTorch has no batching rule for a call.
+    """
+    fakes = [node.meta["val"] for node in region.operands]
+    return _trace_calls(region.run, fakes, None, "it is inside torch.vmap", None)
+
+
+def split_parts(node: fx.Node, overload: torch._ops.OpOverload) -> tuple[fx.GraphModule, list[fx.Node]] | None:
+    """Return a call on complex numbers as a program of calls on their parts, and its operands (`list_operands`).
+
+    None if the call has no rule.
+
+    Raises:
+        ModelError: its rule does not support these operands.
+    """
+    if overload.overloadpacket not in RULES:
+        return None
+    operands = list_operands(node)
+    mode = detect_fake_mode(pytree.tree_leaves([node.meta.get("val"), *(n.meta["val"] for n in operands)]))
+    with mode or nullcontext():
+        run, fakes = pair_call(node, operands)
+    return _trace_calls(run, fakes, node.meta.get("val"), "it computes with complex numbers", None), operands
+
+
+def _trace_calls(
+    call: Callable[..., Any], fakes: Sequence[Any], result: Any, lack: str, region: AutocastRegion | None
+) -> fx.GraphModule:
+    """Return the calls that a function makes on fake tensors and sizes."""
+    mode = detect_fake_mode(pytree.tree_leaves([result, *fakes]))
+    try:
+        recording = _record_guards(mode.shape_env if mode is not None else None)
+        config: Any = symbol_config  # PyTorch replaces the type of this module on import
+        oblivious = config.patch(backed_size_oblivious=True)  # sizes of 0 and 1 are like any other
+        casts = make_autocast(region) if region else nullcontext()
+        with mode or nullcontext(), recording as fixed, casts, oblivious, keep_dynamic_sizes():
+            program = make_fx(call, decomposition_table={})(*fakes)
+    except Exception as error:
+        reason = shorten(str(error) or repr(error), MAX_REASON_LENGTH, placeholder=" ...")
+        raise ModelError(f"{lack}, and its decomposition fails on these operands: {reason}") from error
+    if fixed:
+        raise ModelError(f"{lack}, and its decomposition fixes sizes that must be dynamic")
+    return program
+
+
 def _find_decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    rule = PYTHON_FORMS.get(overload) or load_decompositions().get(overload)
+    rule = PYTHON_FORMS.get(overload) or load_decompositions().get(overload) or _find_python_kernel(overload)
     if rule is not None or not torch._C._dispatch_has_kernel(overload.name()):  # calls on sizes have no kernels
         return rule
     composite = overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return overload.decompose if composite else None
+
+
+def _find_python_kernel(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """Return the function of an operator that ``torch.library.custom_op`` made, unless it writes or has a backward.
+
+    Autograd would differentiate the calls inside it, not call the backward of the user.
+    """
+    made: Any = _maybe_get_opdef(overload)
+    if made is None or made._backward_fn is not None or overload._schema.is_mutable:
+        return None
+    return made._init_fn
 
 
 @contextmanager

@@ -43,8 +43,10 @@ class InputComparison:
         return name if dim.dim is None else f"dim {dim.dim} of {name!r}"
 
 
-def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic: bool) -> InputComparison:
-    """Find the differences between the leaves of several calls.
+def compare_inputs(
+    names: list[str], calls: Sequence[Sequence[Any]], labels: Sequence[str], *, dynamic: bool
+) -> InputComparison:
+    """Find the differences between the leaves of several calls, which messages name by their labels.
 
     Raises:
         ModelError: calls differ in a property that no graph can vary, or differ at all with ``dynamic`` off.
@@ -53,15 +55,15 @@ def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic:
     for index, (name, *values) in enumerate(zip(names, *calls, strict=True)):
         first = values[0]
         if isinstance(first, torch.Tensor):
-            _compare_tensors(result, index, name, values, marks_count=dynamic)
+            _compare_tensors(result, index, values, labels, marks_count=dynamic)
         elif isinstance(first, int) and not isinstance(first, bool) and all(type(v) is int for v in values):
             if len(set(values)) > 1:
                 result.sizes[InputDim(index, None)] = tuple(values)
         elif not all(is_same_constant(v, first) for v in values):
-            kinds = ", ".join(dict.fromkeys(f"{v!r} ({type(v).__name__})" for v in values))
+            kinds = _join_by_value([f"{v!r} ({type(v).__name__})" for v in values], labels)
             raise ModelError(
-                f"input {name!r} differs between the tracing inputs ({kinds}), but only integers and dims of tensors "
-                "can be dynamic. Make it a tensor, or compile once for each value."
+                f"input {name!r} is {kinds}, but only integers and dims of tensors can be dynamic. Make it a tensor, "
+                "or compile once for each value."
             )
     if result.sizes and not dynamic:
         shown = "; ".join(f"{result.label(s)}: {', '.join(map(str, v))}" for s, v in result.sizes.items())
@@ -71,18 +73,31 @@ def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic:
     return result
 
 
-def _compare_tensors(result: InputComparison, index: int, name: str, values: list[Any], *, marks_count: bool) -> None:
+def _join_by_value(values: Sequence[str], labels: Sequence[str]) -> str:
+    """Return each distinct value with the first input that has it.
+
+    >>> _join_by_value(["1.5", "1.5", "2.5"], ["tracing input 1", "tracing input 2", "tracing input 3"])
+    '1.5 in tracing input 1 and 2.5 in tracing input 3'
+    """
+    first = dict(zip(reversed(values), reversed(labels), strict=True))
+    return " and ".join(f"{value} in {first[value]}" for value in dict.fromkeys(values))
+
+
+def _compare_tensors(
+    result: InputComparison, index: int, values: list[Any], labels: Sequence[str], *, marks_count: bool
+) -> None:
     first = values[0]
     kinds = {
-        (v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v).__name__: str(
-            f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else f"{v!r}"
-        )
-        for v in values
+        (v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v).__name__: number
+        for number, v in reversed([*enumerate(values)])
     }
     if len(kinds) > 1:
+        shown = sorted(kinds.values())
+        described = [f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else repr(v) for v in values]
         raise ModelError(
-            f"input {name!r} is {' and '.join(kinds.values())} in the tracing inputs. Use one dtype and one "
-            "number of dims for it."
+            f"input {result.names[index]!r} is "
+            f"{_join_by_value([described[n] for n in shown], [labels[n] for n in shown])}. Use one dtype and one "
+            "number of dims for it; data_transform_fn can convert each input."
         )
     marked = set().union(*(getattr(v, "_dynamo_dynamic_indices", set()) for v in values if marks_count))
     for dim in range(first.dim()):

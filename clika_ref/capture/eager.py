@@ -20,7 +20,7 @@ from clika_ref.capture.inputs_catcher import copy_leaf
 from clika_ref.capture.memory_limits import release_freed_memory
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 from clika_ref.capture.saved_tensors import SavedTensor, is_same, narrow_to_stored, save_tensor, storage_id
-from clika_ref.capture.state import collect_state
+from clika_ref.capture.state import WrittenAttributesError, collect_state, find_attribute_tensors
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ModelError
 from clika_ref.core.types import TensorType
@@ -36,6 +36,10 @@ class ModuleSnapshot:
     def find_writes(self) -> list[str]:
         """Return the attributes whose tensors were written to, except parameters and buffers."""
         return list(dict.fromkeys(t.name for t in self.tensors if not t.is_state and t.is_changed()))
+
+    def find_new_elements(self) -> list[str]:
+        """Return those of `find_writes` whose tensors only have other elements than before."""
+        return [t.name for t in self.tensors if not t.is_state and t.has_new_elements()]
 
     def restore(self, *, state: bool = True) -> None:
         """Restore attributes and their tensors; parameters and buffers only with ``state``."""
@@ -54,6 +58,8 @@ class EagerRun:
     structure: pytree.TreeSpec
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     """The values, after the call, of the parameters and buffers that it writes to or rebinds."""
+    changed: tuple[str, ...] = ()
+    """The plain attributes that it changes, all of them caches."""
     unfit: str = ""
     """Rebindings to another shape or dtype that the next call does not read."""
     is_rerun: bool = False
@@ -66,6 +72,7 @@ def run_eager(callee: TracedCallable, call: ModelCall) -> EagerRun:
     Raises:
         ModelError: the model replaces the ``.data`` of a parameter or buffer. Or the next call reads an attribute that
             it changed, or a buffer that it rebound to another shape or dtype.
+        WrittenAttributesError: the model writes to tensors that could be buffers.
     """
     recorder = _WriteRecorder(callee.module)
     with (
@@ -83,17 +90,19 @@ def run_eager(callee: TracedCallable, call: ModelCall) -> EagerRun:
             run = replace(_compute_results(module, call, contextlib.nullcontext()), is_rerun=True)
         recorder.check_own_data()
         state, unfit = recorder.state(before), recorder.unfit()
+        if tensors := find_attribute_tensors(callee.module, before.find_new_elements()):
+            raise WrittenAttributesError(tensors)
         changed = [*before.attributes.find_changes(), *before.find_writes()]
         if (unfit or changed) and _depends_on_attributes(before, callee, module, call):
             raise ModelError(_make_unfit_message(unfit) if unfit else _make_changed_message(callee, changed))
-        return replace(run, state=state, unfit=unfit)
+        return replace(run, state=state, changed=tuple(changed), unfit=unfit)
 
 
 def _compute_results(
     module: torch.nn.Module, call: ModelCall, mode: contextlib.AbstractContextManager[Any]
 ) -> EagerRun:
     copy = call.copy()
-    with mode, disable_fast_path():
+    with call_without_dynamo(), mode, disable_fast_path():
         result = module(*copy.args, **copy.kwargs)
     register_dataclasses(result)
     leaves, spec = pytree.tree_flatten(result)
@@ -184,8 +193,16 @@ def isolate_writes(module: torch.nn.Module) -> Iterator[None]:
     recorder = _WriteRecorder(module)
     for part in module.modules():
         part._buffers.update({n: b.detach().clone() for n, b in part._buffers.items() if b is not None})
-    with recorder.undo_on_exit(), recorder:
+    with recorder.undo_on_exit(), call_without_dynamo(), recorder:
         yield
+
+
+def call_without_dynamo() -> contextlib.AbstractContextManager[None]:
+    """Run compiled functions, and those of `torch.cond` and other control flow, in plain Python.
+
+    Under a dispatch mode, Dynamo skips their code, and would skip it for the rest of the process.
+    """
+    return torch.compiler.set_stance("force_eager")
 
 
 class _WriteRecorder(TorchDispatchMode):

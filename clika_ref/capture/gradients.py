@@ -23,8 +23,8 @@ from clika_ref.capture.memory_limits import release_freed_memory
 from clika_ref.capture.origins import format_line
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 
-CHECKPOINT_MODULE = "torch.utils.checkpoint"
-"""The module whose backward only recomputes the forward, so that a trace loses nothing."""
+DIFFERENTIATING_MODULES = ("torch.utils.checkpoint", "torch._higher_order_ops")
+"""Modules whose backward is that of the calls in the forward, so that a trace loses nothing."""
 
 OWN_PACKAGE = "clika_ref"
 """The package whose classes with a custom backward only compiled modules call."""
@@ -47,7 +47,7 @@ def find_custom_gradients(callee: TracedCallable, call: ModelCall) -> list[str]:
         with contextlib.suppress(Exception):  # a model may raise anything; an untrainable one loses nothing
             nodes = _find_function_calls(callee, given)
             found = {type(node)._forward_cls: None for node in nodes}  # type: ignore[attr-defined]
-            return [_make_warning(cls) for cls in found if cls.__module__ != CHECKPOINT_MODULE]
+            return [_make_warning(cls) for cls in found if not cls.__module__.startswith(DIFFERENTIATING_MODULES)]
     return []
 
 

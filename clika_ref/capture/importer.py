@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import operator as python_operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import fx
@@ -28,12 +29,15 @@ from clika_ref.capture.autocast_casts import (
     find_cast_dtype,
     has_inner_casts,
 )
-from clika_ref.capture.decomposition import UNDECLARED_REASON, decompose
+from clika_ref.capture.complex_numbers import has_complex_calls, is_complex, is_complex_call, real_dtype
+from clika_ref.capture.decomposition import UNDECLARED_REASON, batch_region, decompose, split_parts
 from clika_ref.capture.messages import UnsupportedCall
 from clika_ref.capture.origins import origin_of
+from clika_ref.capture.size_functions import DYNAMIC_OVERLOADS
 from clika_ref.capture.surrounding_autocast import surrounding_autocast
 from clika_ref.capture.symbols import SymbolTable
-from clika_ref.capture.traced_floats import TracedFloat, floats_to_tensors, import_number
+from clika_ref.capture.traced_floats import TracedFloat, find_fill, floats_to_tensors, import_number
+from clika_ref.capture.vmap_regions import VmapRegion, split_regions
 from clika_ref.core.errors import ClikaError, ModelError, PassError
 from clika_ref.core.inference import Builder, infer_types
 from clika_ref.core.ir import Graph, Node, Value
@@ -51,6 +55,14 @@ NO_OPERATOR_REASON = f"{UNDECLARED_REASON} and PyTorch no decomposition"
 
 STATISTICS_UPDATES = {3: "running_mean_update", 4: "running_var_update"}
 """Operators that update the running statistics, by their positions among operands of batch_norm and instance_norm."""
+
+
+@dataclass(frozen=True)
+class ComplexEntry:
+    """The entries of the real and imaginary parts of a complex tensor."""
+
+    real: Any
+    imag: Any
 
 
 class Importer:
@@ -77,8 +89,20 @@ class Importer:
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
         self._autocast: AutocastRegion | None = active_region(device)
         self.autocast = surrounding_autocast() or None  # see `Signature.autocast`
+        self.splits_complex = False
+        """Whether complex tensors become pairs of real ones."""
         self._no_grad_inputs: list[Any] = []
         """The inputs of the current no_grad region."""
+
+    def for_body(self, body: Graph) -> Self:
+        """Return an importer for a body of a node of the graph; it adds its unsupported calls to the list of this one.
+
+        Calls in the body are cast as in the current autocast region.
+        """
+        inner = type(self)(body, self.table.for_body(body), self.registry, self.fallback, self.device)
+        inner.unsupported, inner.autocast, inner._autocast = self.unsupported, self.autocast, self._autocast
+        inner.origin, inner.splits_complex = self.origin, self.splits_complex
+        return inner
 
     def builder(self) -> Builder:
         """Return a builder at the end of the graph, with the origin of the current call."""
@@ -91,7 +115,10 @@ class Importer:
     def run(self, program: fx.GraphModule) -> Any:
         """Import every call; return the program's outputs as nested entries, or none if a call is unsupported."""
         total, known = len(program.graph.nodes), len(self.unsupported)
-        for number, node in enumerate(program.graph.nodes, 1):
+        for number, node in enumerate(split_regions(program.graph), 1):
+            if isinstance(node, VmapRegion):
+                self._import_vmap(node)
+                continue
             self.detail(f"{number}/{total}. Parsing node: '{node.name}'")
             if node.op == "output":
                 return () if len(self.unsupported) > known else self._entries(node.args[0])
@@ -120,7 +147,7 @@ class Importer:
             self.detail(f"Parsed to -> '{last.name}' (Subgraph: '{scope}')")
 
     def _call(self, node: fx.Node) -> Any:
-        target, fake = node.target, node.meta.get("val")
+        target, fake = DYNAMIC_OVERLOADS.get(node.target, node.target), node.meta.get("val")
         if target in SKIPPED_CALLS or has_failed(node):
             return None
         if target is python_operator.getitem:
@@ -134,6 +161,8 @@ class Importer:
             return self._import_region(node, target)
         if not isinstance(target, torch._ops.OpOverload):
             raise ModelError(f"no operator is declared for {target}")
+        if self.splits_complex and is_complex_call(node):
+            return self._import_complex(node, target)
         args = self._entries(node.args)
         kwargs = {k: self._entries(v) for k, v in node.kwargs.items()}
         if self.aliases.is_noop(node):
@@ -156,6 +185,10 @@ class Importer:
         if target.overloadpacket is aten.squeeze:
             fake = node.all_input_nodes[0].meta["val"]
             self.table.require_not_one(fake, find_squeezed_dims(fake.dim(), *args[1:]), self.origin.line)
+        fill = find_fill(target, args)
+        if fill is not None:
+            fake = node.meta["val"]
+            return self.aliases.root(self._cast_and_expand(fill, self._make_type(fake, fake.dtype)), fake)
         op = self.registry.operator_for(target) or self.fallback(target)
         within = (
             self._autocast if self._autocast is not None and has_inner_casts(target, node, self._autocast) else None
@@ -277,8 +310,7 @@ class Importer:
                 region = (kind, dtype, cache) if enabled else None
         else:
             raise ModelError(
-                f"control flow ({target.name()}) is not supported yet. Use torch.where on both results, or compile "
-                "each branch separately."
+                f"the higher-order operator {target.name()} is not supported; cond, while_loop, scan and map are"
             )
         with self._use_regions(region, unrecorded):
             results = self._inline(inner, operands)
@@ -301,6 +333,8 @@ class Importer:
 
     def _detach(self, entry: Any) -> Any:
         """Stop gradients at the end of a no_grad region."""
+        if isinstance(entry, ComplexEntry):
+            return ComplexEntry(self._detach(entry.real), self._detach(entry.imag))
         if not isinstance(entry, TracedTensor) or not _is_differentiable(entry.value.type):
             return entry
         value = self.value_of(entry)
@@ -320,25 +354,100 @@ class Importer:
         finally:
             self.detail = detail
 
+    def _import_vmap(self, region: VmapRegion) -> None:
+        """Import a region of `torch.vmap`; what it computes for each row becomes calls on whole batches."""
+        node = region.results[-1] if region.results else region.nodes[0]
+        self.origin = origin_of(node.meta)
+        try:
+            program = batch_region(region)
+            results = self._inline_calls(node, program, [self._env[n] for n in region.operands])
+            operands = [n.meta["val"] for n in region.operands]
+            fakes = tuple(n.meta["val"] for n in region.results)
+            self._env.update(zip(region.results, self._adopt_results(tuple(results), fakes, operands), strict=True))
+        except ClikaError as error:
+            self._add_unsupported(node, str(error))
+
     def _import_decomposition(self, node: fx.Node, target: torch._ops.OpOverload, region: AutocastRegion | None) -> Any:
         """Import a call as its decomposition; with a region, including the casts of its inner calls."""
         found = decompose(node, target, region)
         if found is None:
             raise ModelError(NO_OPERATOR_REASON)
         program, operands = found
+        entries = list(map(self._entries, operands))
+        with self._split_inside(program, node):
+            results = self._inline_calls(node, program, entries, is_cast=region is not None)
+        return self._adopt_results(results, node.meta["val"], [n.meta["val"] for n in operands])
+
+    @contextlib.contextmanager
+    def _split_inside(self, program: fx.GraphModule, node: fx.Node) -> Iterator[None]:
+        """Split the complex numbers of a decomposition, such as that of irfft, if the call itself has none."""
+        before = self.splits_complex
+        self.splits_complex |= has_complex_calls(program) and not is_complex_call(node)
+        try:
+            yield
+        finally:
+            self.splits_complex = before
+
+    def _import_complex(self, node: fx.Node, target: torch._ops.OpOverload) -> Any:
+        """Import a call on complex tensors as calls on their parts."""
+        found = split_parts(node, target)
+        if found is None:
+            return self._import_decomposition(node, target, None)
+        program, operands = found
+        entries = [e for n in operands for e in (self._parts_of(n) if is_complex(n) else [self._entries(n)])]
+        remaining = iter(self._inline_calls(node, program, entries))
+        fakes, known = node.meta["val"], [n.meta["val"] for n in operands]
+
+        def take(fake: torch.Tensor) -> Any:
+            if fake.is_complex():
+                return ComplexEntry(next(remaining), next(remaining))
+            return self.aliases.adopt_result(next(remaining), fake, known)
+
+        return tuple(map(take, fakes)) if isinstance(fakes, tuple | list) else take(fakes)
+
+    def _parts_of(self, node: fx.Node) -> list[Any]:
+        """Return the entries of the parts of a complex tensor; a constant is split at its first use."""
+        entry = self._entries(node)
+        if not isinstance(entry, ComplexEntry):
+            entry = self._env[node] = self.split_complex(self.view_as_real(self.value_of(entry)))
+        return [entry.real, entry.imag]
+
+    def view_as_real(self, value: Value) -> Value:
+        """Return a complex value as a real one whose last dim of size 2 holds the parts."""
+        overload = aten.view_as_real.default
+        op = self.registry.operator_for(overload) or self.fallback(overload)
+        assert op is not None
+        made = TensorType(real_dtype(value.type.dtype), (*value.type.shape, 2))
+        call = op.convert_call(overload, value)
+        return self.graph.insert(Node(op, tuple(call.operands), call.attrs, self.origin), [made]).output
+
+    def split_complex(self, value: Value) -> ComplexEntry:
+        """Return the entry of a complex tensor from a real value whose last dim holds the parts."""
+        build, part = self.builder(), TensorType(value.type.dtype, value.type.shape[:-1])
+        parts = [build("select", value, dim=-1, index=i, types=(part,)) for i in range(2)]
+        return ComplexEntry(*map(TracedTensor, parts))
+
+    def join_complex(self, entry: ComplexEntry) -> Value:
+        """Return the parts of a complex tensor as one real value, with a last dim of size 2."""
+        parts = [self.value_of(part) for part in (entry.real, entry.imag)]
+        joined = TensorType(parts[0].type.dtype, (*parts[0].type.shape, 2))
+        return self.builder()("stack", *parts, dim=-1, types=(joined,))
+
+    def _inline_calls(
+        self, node: fx.Node, program: fx.GraphModule, operands: Sequence[Any], *, is_cast: bool = False
+    ) -> Any:
+        """Import a program in place of a call; with ``is_cast`` it contains the casts of the autocast region."""
         for inner in program.graph.nodes:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
         self.aliases.track(program)
-        with self._use_regions(
-            self._autocast if region is None else None, self._no_grad_inputs
-        ):  # else it contains the casts
-            results = self._inline(program, [self._env[n] for n in operands])
+        with self._use_regions(None if is_cast else self._autocast, self._no_grad_inputs):
+            results = self._inline(program, operands)
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # report the outer call, which the user wrote
             del self.unsupported[known:]
             raise ModelError(f"{UNDECLARED_REASON}, and its decomposition needs {', '.join(inner)}")
-        return self._adopt_results(results, node.meta["val"], [n.meta["val"] for n in operands])
+        return results
 
     def _adopt_results(self, results: Any, fakes: Any, operands: list[Any]) -> Any:
         if isinstance(results, tuple):

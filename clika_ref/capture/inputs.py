@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from clika_ref.core.errors import ModelError
 
 ForwardFn = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
+TRACING_INPUT, CALIBRATION_BATCH = "tracing input", "calibration batch"
+"""What messages call an element of ``tracing_inputs``, and one of ``calibration_inputs``."""
+
 
 @dataclass(frozen=True)
 class ModelCall:
@@ -28,11 +31,13 @@ class ModelCall:
     """Positional arguments."""
     kwargs: dict[str, Any]
     """Keyword arguments."""
+    label: str = "the input"
+    """Which of the user's inputs it is, for messages: ``calibration batch 4``."""
 
     def copy(self) -> ModelCall:
         """Return the same call on copies of its tensors, which the model may overwrite."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_tensor, (self.args, self.kwargs))
-        return ModelCall(args, kwargs)
+        return replace(self, args=args, kwargs=kwargs)
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -44,6 +49,7 @@ def make_calls(
     inputs: Iterable[Any] | None,
     transform: Callable[[Any], Any] | None = None,
     forward_fn: ForwardFn | None = None,
+    kind: str = TRACING_INPUT,
 ) -> list[ModelCall]:
     """Convert the given inputs to calls, on the device of the model.
 
@@ -52,13 +58,17 @@ def make_calls(
         inputs: one element for each call.
         transform: applied to each element first.
         forward_fn: calls the model on an element, as in `clika_compile`.
+        kind: what messages call an input.
 
     Raises:
         ModelError: there are no inputs, or one does not fit the model.
     """
     check_iterable(inputs)
     assert inputs is not None
-    calls = [make_call(callee, element, transform, forward_fn, number) for number, element in enumerate(inputs, 1)]
+    calls = [
+        make_call(callee, element, transform, forward_fn, f"{kind} {number}")
+        for number, element in enumerate(inputs, 1)
+    ]
     if not calls:
         raise ModelError(
             "the tracing inputs have no elements. Give at least one; two that differ in a dim make that dim dynamic."
@@ -82,12 +92,12 @@ def check_iterable(inputs: Any, name: str = "inputs") -> None:
 
 
 @contextlib.contextmanager
-def _add_error_context(argument: str, number: int) -> Iterator[None]:
-    """Add a note to errors raised by a user function: its argument name and the element number."""
+def _add_error_context(argument: str, label: str) -> Iterator[None]:
+    """Add a note to errors raised by a user function: its argument name and the input."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {argument}, called for element {number} of the inputs")
+        error.add_note(f"in {argument}, called for {label}")
         raise
 
 
@@ -111,23 +121,23 @@ def make_call(
     element: Any,
     transform: Callable[[Any], Any] | None = None,
     forward_fn: ForwardFn | None = None,
-    number: int = 1,
+    label: str = "the input",
 ) -> ModelCall:
-    """Convert element ``number`` to a call: transform, pack, move to the device, and pass through ``forward_fn``."""
+    """Convert an element to a call: transform, pack, move to the device, and pass through ``forward_fn``."""
     if transform is not None:
-        with _add_error_context("data_transform_fn", number):
+        with _add_error_context("data_transform_fn", label):
             element = transform(element)
-    packed = pack_arguments(callee.parameters, convert_arrays(element, number))
+    packed = pack_arguments(callee.parameters, convert_arrays(element, label))
     device = next((t.device for t in [*callee.module.parameters(), *callee.module.buffers()]), None)
     if device is not None:
         packed = ModelCall(clika_move_to_device(packed.args, device), clika_move_to_device(packed.kwargs, device))
     if forward_fn is not None:
-        with _add_error_context("forward_fn", number):
+        with _add_error_context("forward_fn", label):
             packed = record_call(callee, packed, forward_fn)
     for leaf in pytree.tree_leaves((packed.args, packed.kwargs)):
         if isinstance(leaf, torch.Tensor):
-            check_tensor(leaf, "an input")
-    return packed
+            check_tensor(leaf, label)
+    return replace(packed, label=label)
 
 
 def is_array(leaf: Any) -> bool:
@@ -136,7 +146,7 @@ def is_array(leaf: Any) -> bool:
     return numpy is not None and isinstance(leaf, numpy.ndarray)
 
 
-def convert_arrays(element: Any, number: int) -> Any:
+def convert_arrays(element: Any, label: str) -> Any:
     """Return an element with tensors in place of NumPy arrays. They share memory if tensors can have its layout.
 
     Arrays that are read-only, reversed, or of the other byte order are copied.
@@ -153,7 +163,7 @@ def convert_arrays(element: Any, number: int) -> Any:
             return torch.from_numpy(leaf if is_shared else leaf.astype(leaf.dtype.newbyteorder("=")))
         except TypeError as error:
             raise ModelError(
-                f"element {number} of the inputs has a NumPy array of dtype {leaf.dtype}, which no tensor can hold. "
+                f"{label} has a NumPy array of dtype {leaf.dtype}, which no tensor can hold. "
                 "Convert it to numbers, for example with data_transform_fn."
             ) from error
 

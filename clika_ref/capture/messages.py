@@ -27,8 +27,8 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
 
 DATA_DEPENDENT_ADVICE = (
     "A branch or a size depends on the values of a tensor. Compute both branches and choose with "
-    "torch.where(condition, a, b), or multiply by the condition. Branches on sizes, flags and constants are "
-    "supported. Compute sizes from sizes (x.shape[1] // 2), not from tensors."
+    "torch.where(condition, a, b), or run one with torch.cond(condition, when_true, when_false, operands). Branches on "
+    "sizes, flags and constants are supported. Compute sizes from sizes (x.shape[1] // 2), not from tensors."
 )
 """Advice for Python code that reads the value of a tensor."""
 
@@ -95,11 +95,37 @@ def _unique_failures(failures: Sequence[tuple[str, Exception]]) -> list[tuple[st
     return list(seen.values())
 
 
+BODY_ERRORS = {
+    r"Encountered input mutation": (
+        "a body of control flow writes to a tensor from outside. Return the new value, and write it after the call"
+    ),
+    r"Encountered aliasing": (
+        "a body of control flow returns a tensor from outside, or one tensor twice. Return a copy: x.clone()"
+    ),
+    r"differing branch outputs|Unmatched output spec": (
+        "the branches of torch.cond return different structures. Return the same number of tensors from both"
+    ),
+    r"""got \w+\(["'](When merging two branches.*?)["']\)""": "{0}. Return the same dtype and rank from both",
+    r"must be tensors for stack_output": "while_loop carries numbers. Carry tensors: torch.tensor(0) instead of 0",
+    r"""Dynamo failed to run FX node with fake tensors: .*?: got \w+\(["'](.*?)["']\)\n""": "{0}",
+}
+"""What PyTorch's messages about the bodies of control flow mean."""
+
+
+def _summarize(text: str) -> str:
+    """Return the message of an error in one line."""
+    for pattern, meaning in BODY_ERRORS.items():
+        found = re.search(pattern, text)
+        if found:
+            return meaning.format(*(" ".join(group.split()).removesuffix(".") for group in found.groups()))
+    return text.splitlines()[0] if text else ""
+
+
 def _format_reason(error: Exception, message: str = "") -> str:
     text = str(error).strip()
     if text == message:
         return "the reason above"
-    first = shorten(text.splitlines()[0], MAX_REASON_LENGTH, placeholder=" ...") if text else ""
+    first = shorten(_summarize(text), MAX_REASON_LENGTH, placeholder=" ...")
     line = _user_line(text) or _traceback_line(error)
     return f"{type(error).__name__}: {first}{f' (at {line})' if line else ''}"
 

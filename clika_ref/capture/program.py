@@ -14,16 +14,27 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from clika_ref.capture.aliasing import TracedTensor
-from clika_ref.capture.importer import Importer, OperatorFallback
+from clika_ref.capture.complex_numbers import has_complex_calls, real_dtype
+from clika_ref.capture.control_flow import ControlFlowImporter
+from clika_ref.capture.importer import ComplexEntry, OperatorFallback
 from clika_ref.capture.messages import MismatchError, make_unsupported_error
-from clika_ref.capture.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf, leaf_names
+from clika_ref.capture.signature import (
+    ComplexLeaf,
+    ConstantLeaf,
+    Leaf,
+    NumberLeaf,
+    OutputLeaf,
+    Signature,
+    TensorLeaf,
+    leaf_names,
+)
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.capture.symbols import SymbolTable, TracedGuard
 from clika_ref.capture.traced_calls import TracedCalls
 from clika_ref.capture.traced_floats import TracedFloat
 from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.invariants import verify
-from clika_ref.core.ir import Graph, Value
+from clika_ref.core.ir import Graph, Value, walk
 from clika_ref.core.registry import Registry
 from clika_ref.core.types import TensorType
 
@@ -40,8 +51,16 @@ class TracedGraph:
     guards: list[TracedGuard]
 
 
-class ProgramImporter:
-    """Imports one exported program.
+def import_program(
+    program: torch.export.ExportedProgram,
+    traced: TracedCalls,
+    registry: Registry,
+    *,
+    name: str,
+    fallback: OperatorFallback,
+    detail: Callable[[str], None],
+) -> TracedGraph:
+    """Import one exported program. Its complex numbers become pairs of real ones, if all calls on them have a rule.
 
     Args:
         program: the program that a tracer returned.
@@ -50,7 +69,27 @@ class ProgramImporter:
         name: the name of the graph.
         fallback: finds operators for undeclared ATen calls.
         detail: receives each line of the full log.
+
+    Raises:
+        ModelError: calls are unsupported; the message lists all of them.
+        MismatchError: the program does not show a write of the model to a parameter or buffer.
     """
+
+    def import_once(*, splits_complex: bool) -> TracedGraph:
+        importer = ProgramImporter(program, traced, registry, name=name, fallback=fallback, detail=detail)
+        importer.importer.splits_complex = splits_complex
+        return importer.import_graph()
+
+    if has_complex_calls(program.graph_module):
+        try:
+            return import_once(splits_complex=True)
+        except ModelError as error:
+            detail(f"Complex numbers stay complex: {error}")
+    return import_once(splits_complex=False)
+
+
+class ProgramImporter:
+    """Imports one exported program; for its arguments see `import_program`."""
 
     def __init__(
         self,
@@ -69,19 +108,14 @@ class ProgramImporter:
         module = traced.callee.module
         inputs = (leaf for leaf in traced.comparison.calls[0] if isinstance(leaf, torch.Tensor))
         device = next((t.device for t in (*module.parameters(), *module.buffers(), *inputs)), None)
-        self.importer = Importer(self.graph, self.table, registry, fallback, device)
+        self.importer = ControlFlowImporter(self.graph, self.table, registry, fallback, device)
         self.importer.detail = detail
         self.roots: dict[str, TracedTensor] = {}
         """The entry of each input and constant. Placeholders of tied parameters share one: they are the same tensor."""
 
     @outside_autocast()
     def import_graph(self) -> TracedGraph:
-        """Import the program. The graph contains the casts of autocast regions explicitly.
-
-        Raises:
-            ModelError: calls are unsupported; the message lists all of them.
-            MismatchError: the program does not show a write of the model to a parameter or buffer.
-        """
+        """Import the program. The graph contains the casts of autocast regions explicitly."""
         self.importer.aliases.track(self.program.graph_module)
         self._declare_state()
         leaves = self._declare_placeholders()
@@ -103,7 +137,7 @@ class ProgramImporter:
         norms = [path for path, m in modules if isinstance(m, _BatchNorm) and m.momentum is None]
         names = {f"{path}.running_mean".lstrip(".") for path in norms}
         means = {self.graph.aliases.get(name, name) for name in names}
-        for node in self.graph.nodes:
+        for node in walk(self.graph):
             if node.op_type == "batch_norm" and not node.attrs["training"]:
                 mean = node.inputs[3]
                 node.attrs["momentum"] = None if mean is not None and mean.name in means else node.attrs["momentum"]
@@ -145,9 +179,18 @@ class ProgramImporter:
                 self._bind_root(node, self._constant(spec))
         for node, value in inputs:
             fake = node.meta["val"]
-            value.type = TensorType(fake.dtype, tuple(self.table.translate(d) for d in fake.shape))
-            self._bind_root(node, value)
+            shape = tuple(self.table.translate(d) for d in fake.shape)
+            if self._is_split(fake):
+                value.type = TensorType(real_dtype(fake.dtype), (*shape, 2))
+                self.importer.bind(node, self.importer.split_complex(value))
+            else:
+                value.type = TensorType(fake.dtype, shape)
+                self._bind_root(node, value)
         return leaves
+
+    def _is_split(self, fake: torch.Tensor) -> bool:
+        """Whether a tensor becomes a pair of real ones."""
+        return self.importer.splits_complex and fake.is_complex()
 
     def _bind_root(self, node: fx.Node, value: Value) -> None:
         if value.name not in self.roots:
@@ -159,7 +202,7 @@ class ProgramImporter:
         if isinstance(fake, torch.Tensor):
             value = self.graph.add_input(TensorType(fake.dtype, ()), name)
             self.table.bind_input(value, fake)
-            return TensorLeaf(value.name), value
+            return (ComplexLeaf if self._is_split(fake) else TensorLeaf)(value.name), value
         if isinstance(fake, torch.SymInt):
             number = self.graph.add_input(TensorType(torch.int64, ()), name)
             self.table.bind_number(number, fake)
@@ -208,12 +251,22 @@ class ProgramImporter:
         )
 
     def _output(self, entry: Any, name: str) -> OutputLeaf:
-        if isinstance(entry, TracedTensor):
-            self.graph.add_output(self.importer.value_of(entry))
-            return OutputLeaf(len(self.graph.outputs) - 1, name=name)
+        if isinstance(entry, TracedTensor | ComplexEntry):
+            value = self._join(entry)
+            is_complex = value is not None
+            self.graph.add_output(self.importer.value_of(entry) if value is None else value)
+            return OutputLeaf(len(self.graph.outputs) - 1, name=name, is_complex=is_complex)
         if self._is_read_from_tensor(entry):
             raise ModelError(f"forward returns {entry}, a number read from a tensor. Return that tensor instead.")
         return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
+
+    def _join(self, entry: TracedTensor | ComplexEntry) -> Value | None:
+        """Return a complex result as one real value; None for a real result."""
+        if isinstance(entry, ComplexEntry):
+            return self.importer.join_complex(entry)
+        value = self.importer.value_of(entry)
+        is_split = self.importer.splits_complex and value.type.dtype.is_complex
+        return self.importer.view_as_real(value) if is_split else None
 
     def _is_read_from_tensor(self, entry: Any) -> bool:
         """Whether a number depends on the elements of a tensor."""

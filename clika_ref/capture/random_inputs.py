@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-UNCHECKED_INDEX_OPERATORS = frozenset({"embedding_bag"})
-"""Operators that read memory at unchecked indices: random indices would crash the process."""
+UNSAFE_ON_OTHER_INPUTS = frozenset({"embedding_bag", "while_loop"})
+"""Operators that run only on inputs of the user: they read memory at unchecked indices, or may loop forever."""
 
 DISTRIBUTION_COUNT = 2
 """Number of distributions to draw from: normal, then positive for models with no finite result of the first."""

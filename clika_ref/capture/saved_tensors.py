@@ -29,6 +29,11 @@ class SavedTensor:
         """Whether the tensor has other elements, another shape or another dtype."""
         return self.elements is not None and not is_same(narrow_to_stored(self.tensor), self.elements)
 
+    def has_new_elements(self) -> bool:
+        """Whether only elements of the tensor changed, each of which has a place of its own in memory."""
+        own = narrow_to_stored(self.tensor) is self.tensor
+        return own and _is_same_view(self.tensor, self.data) and self.is_changed()
+
     def restore(self) -> None:
         """Restore the tensor: first its own memory, so that the elements are not written to another tensor's memory."""
         if not _is_same_view(self.tensor, self.data):

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import spell_out_keywords
-from clika_ref.capture.dataclass_pytrees import register_dataclasses
+from clika_ref.capture.dataclass_pytrees import iter_leaves_with_path, register_dataclasses
 from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import resolve
 
@@ -22,6 +22,12 @@ LIST_ARGUMENT_HINT = (
     "passes its items as separate arguments, and data_transform_fn=lambda batch: batch[0] passes only the first."
 )
 """Appended to a message if a list does not fit a call."""
+
+EXTRA_KEYS_HINT = (
+    ". The dict is passed as one argument, since {keys} is no argument: forward takes {arguments}. Leave it out, for "
+    "example with data_transform_fn=lambda batch: {{key: batch[key] for key in batch if key not in ({keys},)}}"
+)
+"""How to pass a batch of keyword arguments that has other entries, such as labels."""
 
 DICT_ARGUMENT_HINT = (
     ". A dict with keys that are no arguments is one argument: data_transform_fn=lambda batch: batch[{key!r}] passes "
@@ -33,6 +39,13 @@ DICT_ARGUMENT_HINT = (
 @dataclass(frozen=True)
 class TensorLeaf:
     """A tensor of a call, which becomes an input of the graph."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ComplexLeaf:
+    """A complex tensor of a call: the graph takes its parts as a real input, with a last dim of size 2."""
 
     name: str
 
@@ -62,7 +75,7 @@ class UnsavedDefault:
         return self.text
 
 
-Leaf = TensorLeaf | NumberLeaf | ConstantLeaf
+Leaf = TensorLeaf | ComplexLeaf | NumberLeaf | ConstantLeaf
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,14 @@ class OutputLeaf:
     index: int | None
     value: Any = None
     name: str = ""
+    is_complex: bool = False
+    """Whether the last dim of the graph's output, of size 2, holds the parts of complex numbers."""
+
+    def read(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the leaf from the outputs of the graph."""
+        assert self.index is not None
+        result = outputs[self.index]
+        return torch.view_as_complex(result.contiguous()) if self.is_complex else result
 
 
 @dataclass
@@ -113,7 +134,12 @@ class Signature:
         Raises:
             ModelError: the call does not have the traced structure.
         """
-        given = bind(self.parameters, args, kwargs)
+        try:
+            given = bind(self.parameters, args, kwargs)
+        except ModelError as error:
+            if len(args) != 1 or not isinstance(args[0], dict):
+                raise
+            raise ModelError(f"{error}{_describe_batch(args[0], self.arguments)}") from error
         flat: list[Any] = []
         for name, spec in zip(self.arguments, self.specs, strict=True):
             if name not in given:
@@ -121,8 +147,9 @@ class Signature:
             leaves, found = pytree.tree_flatten(given.pop(name))
             if found != spec:
                 msg = f"argument {name!r} has the structure {found}, but the model was compiled for {spec}"
-                is_other_kind = found.type is not spec.type
-                raise ModelError(msg + (_describe_batch(args[0]) if len(args) == 1 and is_other_kind else ""))
+                if len(args) == 1 and found.type is not spec.type:
+                    msg += _describe_batch(args[0], self.arguments)
+                raise ModelError(msg)
             flat += leaves
         for name, value in given.items():
             default = self.parameters.parameters.get(name)
@@ -154,17 +181,26 @@ class Signature:
                     )
             elif isinstance(leaf, NumberLeaf) and isinstance(value, int):
                 tensors.append(torch.tensor(value))
+            elif isinstance(leaf, ComplexLeaf) and isinstance(value, torch.Tensor):
+                if not value.is_complex():
+                    raise ModelError(
+                        f"argument {leaf.name!r} is a tensor of {value.dtype}, but the model expects complex numbers. "
+                        "Pass torch.complex(real, imag)."
+                    )
+                tensors.append(torch.view_as_real(value.resolve_conj()))
             elif isinstance(value, torch.Tensor):
                 tensors.append(value)
             else:
-                raise ModelError(
-                    f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}, but the model expects a tensor."
-                )
+                shown = f"{value!r}, a {type(value).__name__}"
+                if hasattr(value, "__array__"):
+                    shown = f"a {type(value).__name__} of {value.dtype}"
+                hint = " Pass torch.from_numpy(...) of it." if hasattr(value, "__array__") else ""
+                raise ModelError(f"argument {leaf.name!r} is {shown}, but the model expects a tensor.{hint}")
         return tensors
 
     def unflatten(self, results: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
         """Return the model's return value, from the outputs of the graph."""
-        leaves = [resolve(o.value, sizes) if o.index is None else results[o.index] for o in self.outputs]
+        leaves = [resolve(o.value, sizes) if o.index is None else o.read(results) for o in self.outputs]
         assert self.output_spec is not None
         if self._has_size:
             return _unflatten(iter(leaves), self.output_spec)
@@ -259,8 +295,8 @@ def flatten_call(
     leaves: list[Any] = []
     for argument, value in given.items():
         register_dataclasses(value)
-        paths, spec = pytree.tree_flatten_with_path(value)
-        specs.append(spec)
+        paths = [*iter_leaves_with_path(value)]
+        specs.append(pytree.tree_structure(value))
         names += [".".join([argument, *map(_key_text, path)]) for path, _ in paths]
         leaves += [leaf for _, leaf in paths]
     return tuple(given), tuple(specs), names, leaves
@@ -268,7 +304,7 @@ def flatten_call(
 
 def leaf_names(value: Any) -> list[str]:
     """Return the name of each leaf of a nested value: its keys, joined."""
-    return ["_".join(map(_key_text, path)) for path, _ in pytree.tree_leaves_with_path(value)]
+    return ["_".join(map(_key_text, path)) for path, _ in iter_leaves_with_path(value)]
 
 
 def _contains_size(spec: pytree.TreeSpec | None) -> bool:
@@ -306,8 +342,11 @@ def is_same_constant(value: Any, traced: Any) -> bool:
     return bool(value == traced) or (value != value and traced != traced)  # noqa: PLR0124 - NaN
 
 
-def _describe_batch(given: Any) -> str:
+def _describe_batch(given: Any, arguments: Collection[str]) -> str:
     """Return how to pass a batch as a call, if an argument may be one: a list or a dict."""
     if isinstance(given, list):
         return LIST_ARGUMENT_HINT
+    extra = [key for key in given if key not in arguments] if isinstance(given, dict) else []
+    if extra and len(extra) < len(given):
+        return EXTRA_KEYS_HINT.format(keys=", ".join(map(repr, extra)), arguments=", ".join(arguments))
     return DICT_ARGUMENT_HINT.format(key=next(iter(given))) if isinstance(given, dict) and given else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.saved_tensors import storage_id
+from clika_ref.core.errors import ModelError
 
 STATE_ATTRIBUTES = ("_parameters", "_buffers")
 """The dicts of a module that hold the tensors of its ``state_dict``."""
@@ -24,6 +25,37 @@ def collect_state(module: torch.nn.Module, kinds: Sequence[str] = STATE_ATTRIBUT
         for kind in kinds
         for name, tensor in getattr(part, kind).items()
     }
+
+
+class WrittenAttributesError(ModelError):
+    """The model writes in place to tensors in plain attributes, by their qualified names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"forward writes to {', '.join(names)}, tensors that are no buffers")
+        self.names = tuple(names)
+
+
+def find_attribute_tensors(module: torch.nn.Module, names: Iterable[str]) -> list[str]:
+    """Return those of the names, each ``self.path.attribute``, that are tensors in a plain attribute of a module."""
+    qualified = [name.removeprefix("self.") for name in names if name.startswith("self.")]
+    parts = dict(module.named_modules())
+    split = [(name, *name.rpartition(".")[::2]) for name in qualified]
+    return [name for name, path, own in split if path in parts and isinstance(vars(parts[path]).get(own), torch.Tensor)]
+
+
+@contextlib.contextmanager
+def hold_as_buffers(module: torch.nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Turn tensors in plain attributes into buffers outside the state dict while the context lasts."""
+    owners = [(module.get_submodule(path), own) for path, own in (name.rpartition(".")[::2] for name in names)]
+    for part, own in owners:
+        part._buffers[own] = vars(part).pop(own)
+        part._non_persistent_buffers_set.add(own)
+    try:
+        yield
+    finally:
+        for part, own in owners:
+            part._non_persistent_buffers_set.discard(own)
+            vars(part)[own] = part._buffers.pop(own)
 
 
 @contextlib.contextmanager

@@ -45,11 +45,17 @@ class TracedGuard:
 
     Testable guards are raised inside a PyTorch operator instead of by a branch of Python code (these often concern
     memory layout only), come from tracer assumptions about the sizes 0 and 1, or come from branches of PyTorch and
-    other installed packages that exclude only these sizes. A branch in the user's own files always counts.
+    other installed packages that exclude only these sizes. A branch in the user's own files counts, unless it excludes
+    only these sizes, and a tracing input shows that it computes the same.
     """
 
     guard: Guard
     is_testable: bool
+
+    @property
+    def excludes_small_sizes(self) -> bool:
+        """Whether it excludes only the sizes 0 and 1."""
+        return _holds_from_two(self.guard.relation)
 
 
 class SymbolTable:
@@ -61,6 +67,15 @@ class SymbolTable:
         self.derived_guards: list[Guard] = []
         self.ranks: list[Guard] = []
         self._translated: dict[sympy.Basic, Any] = {}
+        self._names: set[str] = set()
+        """The names of all symbols, also of bodies."""
+
+    def for_body(self, body: Graph) -> SymbolTable:
+        """Return a table for a body, which knows all symbols so far; symbols that it declares belong to the body."""
+        inner = SymbolTable(body)
+        inner.known_symbols, inner._names = dict(self.known_symbols), self._names
+        inner.derived_guards, inner.ranks = self.derived_guards, self.ranks
+        return inner
 
     def bind_input(self, value: Value, fake: torch.Tensor) -> None:
         """Declare the symbols in the shape of an input."""
@@ -108,8 +123,9 @@ class SymbolTable:
 
     def _declare(self, raw: sympy.Symbol, source: SymbolSource, hint: str) -> None:
         name, count = hint, 1
-        while name in self.graph.symbols:
+        while name in self._names:
             name, count = f"{hint}_{count}", count + 1
+        self._names.add(name)
         self.graph.symbols[name] = Symbol(name, None if source.dim is None else 0, None, source)
         self.known_symbols[raw] = self.graph.symbols[name].expr
         self._translated.clear()

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import TracedCallable
+from clika_ref.capture.dataclass_pytrees import iter_leaves_with_path
 from clika_ref.capture.dimensions import InputComparison, compare_inputs
 from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.inputs import ModelCall
@@ -19,6 +20,9 @@ from clika_ref.core.errors import ModelError
 
 RETURNABLE_TYPES = (torch.Tensor, int, float, str, type(None))
 """Types that a model may return, in any nesting; torch.export takes no others."""
+
+UNUSUAL_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.uint8}
+"""Dtypes of inputs to convert if the weights have another one; the others are indices, sizes or masks."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class TracedCalls:
     def written(self) -> frozenset[str]:
         """The names of the parameters and buffers that eager writes to or rebinds."""
         return frozenset(name for run in self.expected for name in run.state)
+
+    @property
+    def cache_names(self) -> frozenset[str]:
+        """The names of the attributes that eager keeps results in for later calls."""
+        return frozenset(name for run in self.expected for name in run.changed)
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -87,15 +96,15 @@ def flatten_calls(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic
     """
     flat = [_flatten(callee, call) for call in calls]
     arguments, specs, names, _ = flat[0]
-    for number, other in enumerate(flat[1:], 2):
+    for call, other in zip(calls[1:], flat[1:], strict=True):
         if other[:2] != (arguments, specs):
-            given, expected = (dict(zip(*call, strict=True)) for call in (other[:2], (arguments, specs)))
+            given, expected = (dict(zip(*parts, strict=True)) for parts in (other[:2], (arguments, specs)))
             raise ModelError(
-                f"input {number} has a different structure than input 1: {given} instead of {expected}. Give inputs of "
-                "one structure."
+                f"{call.label} has a different structure than {calls[0].label}: {given} instead of {expected}. Give "
+                "inputs of one structure."
             )
-    comparison = compare_inputs(names, [leaves for *_, leaves in flat], dynamic=dynamic)
-    runs = [_run_original(callee, call, number) for number, call in enumerate(calls, 1)]
+    comparison = compare_inputs(names, [leaves for *_, leaves in flat], [call.label for call in calls], dynamic=dynamic)
+    runs = [_run_original(callee, call, leaves) for call, (*_, leaves) in zip(calls, flat, strict=True)]
     return TracedCalls(callee, comparison, arguments, specs, runs)
 
 
@@ -124,16 +133,29 @@ def _suggest_arguments(callee: TracedCallable, call: ModelCall) -> str:
     return f". No argument {keys}: forward takes {', '.join(known)}, so the dict is passed as one argument."
 
 
-def _run_original(callee: TracedCallable, call: ModelCall, number: int) -> EagerRun:
+def _suggest_conversion(callee: TracedCallable, leaves: Sequence[Any]) -> str:
+    """Return a hint for a failed call if an input has another dtype than the weights."""
+    weights = {p.dtype for p in callee.module.parameters()}
+    given = {x.dtype for x in leaves if isinstance(x, torch.Tensor)} & UNUSUAL_DTYPES - weights
+    if len(weights) != 1 or not given:
+        return ""
+    (weight,), names = weights, " and ".join(sorted(map(str, given)))
+    return (
+        f". Its weights are {weight}, but inputs are {names}: convert these, for example with data_transform_fn="
+        f"lambda batch: batch.to({weight})"
+    )
+
+
+def _run_original(callee: TracedCallable, call: ModelCall, leaves: Sequence[Any]) -> EagerRun:
     try:
         run = run_eager(callee, call)
     except ModelError:
         raise
     except Exception as error:
-        msg = f"{callee.name} itself fails in eager mode on tracing input {number}: {type(error).__name__}: {error}"
-        msg += _suggest_arguments(callee, call)
+        msg = f"{callee.name} itself fails in eager mode on {call.label}: {type(error).__name__}: {error}"
+        msg += _suggest_arguments(callee, call) or _suggest_conversion(callee, leaves)
         raise ModelError(msg) from error
-    for path, leaf in pytree.tree_leaves_with_path(run.structure.unflatten(run.leaves)):
+    for path, leaf in iter_leaves_with_path(run.structure.unflatten(run.leaves)):
         if not isinstance(leaf, RETURNABLE_TYPES):
             location = pytree.keystr(path)
             msg = (

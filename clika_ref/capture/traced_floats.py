@@ -21,6 +21,13 @@ PYTHON_FLOAT_TYPE = TensorType(torch.float64, ())
 
 ITEM_OVERLOADS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 
+FILL_POSITIONS = {
+    torch.ops.aten.full.default: 1,
+    torch.ops.aten.new_full.default: 2,
+    torch.ops.aten.full_like.default: 1,
+}
+"""Calls that fill a new tensor with a number, and its position."""
+
 FLOAT_OPERATORS = {
     "add": "add",
     "sub": "sub",
@@ -69,6 +76,13 @@ def import_number(function: Any, args: Sequence[Any], result: Any, table: Symbol
             return made
         table.bind_element(_cast(torch.int64, made.value, build), result)
     return table.translate(result)
+
+
+def find_fill(target: Any, args: Sequence[Any]) -> Value | None:
+    """Return the 0-d tensor that a call fills a new tensor with; None for another call, or a known number."""
+    position = FILL_POSITIONS.get(target, len(args))
+    number = args[position] if position < len(args) else None
+    return number.value if isinstance(number, TracedFloat) else None
 
 
 def floats_to_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], build: Builder) -> tuple[Any, dict[str, Any]]:

@@ -22,12 +22,22 @@ from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clika_ref.capture.associative_scans import trace_associative_scans
 from clika_ref.capture.composites import replace_composites
 from clika_ref.capture.eager import disable_fast_path
 from clika_ref.capture.gradient_modes import trace_gradient_modes
 from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.packed_sequences import trace_packed_sequences
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.capture.size_functions import keep_dynamic_sizes, keep_extrema_dynamic
 from clika_ref.capture.source_lines import record_model_lines
+from clika_ref.capture.vmap_regions import move_batch_dims_outside
+
+TRACER_WARNINGS = (
+    "The .grad attribute of a Tensor that is not a leaf Tensor",
+    "`torch.jit.script_method` is deprecated",
+)
+"""The beginnings of warnings about PyTorch's own code, when it traces the bodies of control flow."""
 
 NOISY_LOGGERS = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
 """The loggers of the tracers, with their children."""
@@ -47,7 +57,8 @@ class Tracer:
 def _export(
     module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes, *, strict: bool = False
 ) -> torch.export.ExportedProgram:
-    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
+    with contextlib.nullcontext() if strict else keep_extrema_dynamic():
+        return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
 
 
 def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
@@ -125,6 +136,10 @@ def trace(
         _use_traceable_transformers(),
         record_model_lines(__file__),
         replace_composites(),
+        keep_dynamic_sizes(),
+        trace_packed_sequences(),
+        move_batch_dims_outside(),
+        trace_associative_scans(),
         _trace_data_reads(),
         trace_gradient_modes(),
         _allow_caches(),
@@ -169,7 +184,9 @@ def _silence_tracers() -> Iterator[None]:
         logger.disabled = True
     try:
         out, err = cast("TextIO", _ThreadMutedStream(sys.stdout)), cast("TextIO", _ThreadMutedStream(sys.stderr))
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+            for message in TRACER_WARNINGS:
+                warnings.filterwarnings("ignore", message)
             yield
     finally:
         for logger, was in zip(loggers, disabled, strict=True):

@@ -10,13 +10,14 @@ from typing import Any
 import sympy
 import torch
 
+from clika_ref.capture.detections import has_same_detections
 from clika_ref.capture.dimensions import InputDim, count_elements, resize_leaves
 from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.inputs_catcher import copy_leaf
 from clika_ref.capture.memory_limits import release_freed_memory
 from clika_ref.capture.messages import ControlFlowError, MismatchError
 from clika_ref.capture.program import TracedGraph
-from clika_ref.capture.random_inputs import DISTRIBUTION_COUNT, UNCHECKED_INDEX_OPERATORS, is_informative, redraw
+from clika_ref.capture.random_inputs import DISTRIBUTION_COUNT, UNSAFE_ON_OTHER_INPUTS, is_informative, redraw
 from clika_ref.capture.state import collect_state
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.capture.symbols import TracedGuard
@@ -26,7 +27,7 @@ from clika_ref.core.declared_types import DeclaredTypes
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.guards import check_inputs, is_met
-from clika_ref.core.ir import Node
+from clika_ref.core.ir import Node, walk
 from clika_ref.core.symbols import Guard, Symbol, evaluate
 
 MAX_PROBE_RUNS = 8
@@ -70,7 +71,7 @@ class Validation:
         self.traced = traced
         self.result = result
         self.leaves = leaves
-        self.deterministic = not any(node.is_random for node in result.graph.nodes)
+        self.deterministic = not any(node.is_random for node in walk(result.graph))
         self.notes: list[str] = []
 
     def run(self) -> list[str]:
@@ -82,7 +83,7 @@ class Validation:
         self._require_dynamic_dims()
         sizes = [self._sizes(call) for call in self.traced.comparison.calls]
         self._require_guards(sizes)
-        excused = [g for g in self.result.guards if g.is_testable and not all(_is_satisfied(g, s) for s in sizes)]
+        excused = [g for g in self._list_excusable() if not all(_is_satisfied(g, s) for s in sizes)]
         for number, (call, expected) in enumerate(
             zip(self.traced.comparison.calls, self.traced.expected, strict=True), 1
         ):
@@ -143,9 +144,14 @@ class Validation:
                 return f": {'; '.join(map(str, found))}" if found else ""
         return ""
 
+    def _list_excusable(self) -> list[TracedGuard]:
+        """Return the guards that a tracing input may violate, if eager and the graph agree on it."""
+        return [g for g in self.result.guards if g.is_testable or g.excludes_small_sizes]
+
     def _require_guards(self, sizes: list[Mapping[str, int]]) -> None:
+        excusable = self._list_excusable()
         for g in self.result.guards:
-            if not g.is_testable:
+            if g not in excusable:
                 self._require_guard(g, sizes)
 
     def _require_guard(self, g: TracedGuard, sizes: list[Mapping[str, int]]) -> None:
@@ -179,7 +185,7 @@ class Validation:
             return broken[0]
         sizes = read_sizes(self.result.graph, inputs)
         outputs_of = self.result.signature.outputs
-        actual = [evaluate(o.value, sizes) if o.index is None else outputs[o.index] for o in outputs_of]
+        actual = [evaluate(o.value, sizes) if o.index is None else o.read(outputs) for o in outputs_of]
         if len(actual) != len(run.leaves):
             return f"the graph returns {len(actual)} values instead of {len(run.leaves)}"
         labels = [f"output {i}" for i in range(1, len(actual) + 1)]
@@ -190,7 +196,16 @@ class Validation:
             actual = [_shape_of(a) for a in actual]
         labels += [f"{name} after the call" for name in after]
         found = describe_differences(expected, actual)
+        if found and max(found) < len(outputs_of) and self._has_same_detections(run.leaves, outputs):
+            return None
         return "; ".join(f"{labels[i]} is {text}" for i, text in found.items()) or None
+
+    def _has_same_detections(self, leaves: list[Any], outputs: Sequence[torch.Tensor]) -> bool:
+        """Whether the outputs of the graph are those of eager in another order of equal scores."""
+        positions = [leaf.index for leaf in self.result.signature.outputs]
+        if positions != list(range(len(outputs))):
+            return False
+        return has_same_detections(self.result.graph, leaves, outputs)
 
     def _state_after(
         self, graph_state: Mapping[str, torch.Tensor], eager_state: Mapping[str, torch.Tensor]
@@ -204,15 +219,19 @@ class Validation:
         }
 
     def _require_excused_agree(self, excused: list[TracedGuard], sizes: list[Mapping[str, int]]) -> None:
-        """Check that eager agrees for inputs that violate guards; redraw uninformative values such as zeros."""
+        """Check that eager agrees for inputs that violate guards.
+
+        Values are drawn again if they are uninformative, such as zeros, or if the model itself branches.
+        """
         for call, size in zip(self.traced.comparison.calls, sizes, strict=True):
             violated = [g for g in excused if not _is_satisfied(g, size)]
-            if violated and not is_informative(call) and not self._agrees(call):
+            is_branch = any(not g.is_testable for g in violated)
+            if violated and (is_branch or not is_informative(call)) and not self._agrees(call):
                 self._require_guard(violated[0], sizes)
 
     def _probe(self) -> None:
         """Run eager on sizes that violate the remaining testable guards, many at once; drop guards if it agrees."""
-        if any(node.op_type in UNCHECKED_INDEX_OPERATORS for node in self.result.graph.nodes):
+        if any(node.op_type in UNSAFE_ON_OTHER_INPUTS for node in walk(self.result.graph)):
             return
         leaves = self._find_smallest_call()
         base = self._sizes(leaves)
@@ -331,10 +350,11 @@ def select_reusable_results(runs: Sequence[EagerRun], result: TracedGraph) -> li
     and if the results are larger than `MAX_KEPT_RESULT_BYTES`.
     """
     graph, outputs = result.graph, result.signature.outputs
-    if graph.state or any(run.state or run.unfit for run in runs) or any(node.is_random for node in graph.nodes):
+    if graph.state or any(run.state or run.unfit for run in runs) or any(node.is_random for node in walk(graph)):
         return []
     positions = {leaf.index: position for position, leaf in enumerate(outputs) if leaf.index is not None}
-    found = [[run.leaves[positions[i]] for i in range(len(graph.outputs))] for run in runs]
+    leaves = [[run.leaves[positions[i]] for i in range(len(graph.outputs))] for run in runs]
+    found = [[torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in results] for results in leaves]
     used_bytes = sum(x.numel() * x.element_size() for results in found for x in results)
     return found if used_bytes <= MAX_KEPT_RESULT_BYTES else []
 

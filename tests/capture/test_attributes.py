@@ -64,6 +64,31 @@ def test_capture_cache_of_weight_computed_original_empty(within):
     assert torch.equal(weight.grad, torch.full((4,), 18.0))
 
 
+class CachedGrid(nn.Module):
+    """Keeps a grid for the shape of the last input, as YOLO's heads do; the class has the first values."""
+
+    shape = None
+    grid = torch.empty(0)
+
+    def forward(self, x):
+        if self.shape != x.shape:
+            self.grid = torch.arange(x.shape[1]) + torch.arange(x.shape[0])[:, None]
+            self.shape = x.shape
+        return x + self.grid
+
+
+@pytest.mark.parametrize("earlier", [(3, 7), (2, 4)], ids=["another shape", "that of a tracing input"])
+def test_capture_cache_of_earlier_call_starts_from_class_default(earlier):
+    """A cache that an earlier call filled leaves no guard, and stays as it is in the original."""
+    model = CachedGrid()
+    model(torch.ones(earlier))
+    grid = model.grid
+    module = clika_compile(model, tracing_inputs=[torch.ones(2, 4), torch.ones(5, 6)], discard_input_model=False)
+    assert model.grid is grid
+    for shape in ((3, 7), (2, 4), (4, 9)):
+        assert torch.equal(module(torch.ones(shape)), CachedGrid()(torch.ones(shape)))
+
+
 class Rotating(nn.Module):
     """Keeps a table for the longest input so far, as rotary embeddings do."""
 
@@ -274,19 +299,53 @@ class Writing(nn.Module):
         return x + self.factor * self.calls if self.factor else x
 
 
-def test_capture_plain_tensors_written_in_forward_restored():
-    """Tensors in attributes that forward writes to are restored."""
-    original = Writing(0)
+@pytest.mark.parametrize("factor", [0, 1])
+def test_capture_plain_tensors_written_in_forward_restored(factor):
+    """Tensors in attributes that forward writes to are restored, as attributes."""
+    original = Writing(factor)
     clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
     assert not original.calls.any()
+    assert "calls" in vars(original)
+    assert not [*original.buffers()]
 
 
-def test_capture_result_depends_on_plain_tensor_rejected():
-    """Results that depend on a written tensor attribute raise an error that names it."""
+def test_capture_written_plain_tensor_becomes_state():
+    """A tensor in an attribute keeps what forward writes, like a buffer that is not in the state dict."""
     original = Writing(1)
-    with pytest.raises(ModelError, match=r"when it is called again .* forward changes self\.calls"):
-        clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
-    assert not original.calls.any()
+    module = clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
+    for x in torch.randn(3, 2, 3):
+        torch.testing.assert_close(module(x), original(x))
+    assert "calls" not in module.state_dict()
+    torch.testing.assert_close(module.calls, torch.full((3,), 3.0))
+
+
+class PlainCache(nn.Module):
+    """A cache of keys in a plain attribute, moved to the device of the input in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+        self.keys = torch.zeros(2, 16, 4)
+
+    def forward(self, x, position: int):
+        batch, length, _ = x.shape
+        self.keys = self.keys.to(x)
+        self.keys[:batch, position : position + length] = self.project(x).detach()
+        return self.keys[:batch, : position + length].sum(1)
+
+
+def test_capture_cache_in_attribute_follows_eager(tmp_path):
+    """A cache in a plain attribute keeps the positions of earlier calls, at sizes never traced."""
+    original = PlainCache().eval()
+    inputs = [(torch.randn(1, 4, 4), 0), (torch.randn(2, 3, 4), 4)]
+    module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
+    position = 0
+    with torch.no_grad():
+        for length in (5, 1, 6):
+            x = torch.randn(2, length, 4)
+            torch.testing.assert_close(module(x, position), original(x, position))
+            position += length
+    module.clika_export(tmp_path / "cache.onnx", example_inputs=(torch.randn(2, 2, 4), 12))
 
 
 @dataclass(frozen=True, slots=True)

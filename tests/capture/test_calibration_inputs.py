@@ -112,7 +112,7 @@ def test_calibration_inputs_error_names_element():
 
     with pytest.raises(ValueError, match="no such file") as caught:
         CalibrationInputs([make_batch(4, 3)], fail).examples(CALLEE)
-    assert caught.value.__notes__ == ["in data_transform_fn, called for element 1 of the inputs"]
+    assert caught.value.__notes__ == ["in data_transform_fn, called for calibration batch 1"]
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"input": x}], ids=["array", "tuple", "dict"])
@@ -140,16 +140,25 @@ def test_clika_compile_numpy_arrays_accepted(wrap, has_tracing_inputs):
     assert torch.equal(arrays(x), tensors(x))
 
 
+def test_clika_export_numpy_example_accepted(tmp_path):
+    """An example to compare on may be a NumPy array; a call with one is rejected without its elements."""
+    module = clika_compile(nn.Linear(4, 2), tracing_inputs=[torch.ones(2, 4), torch.ones(3, 4)])
+    array = np.zeros((5, 4), np.float32)
+    module.clika_export(tmp_path / "model.onnx", example_inputs=array)
+    with pytest.raises(ModelError, match=r"is a ndarray of float32, but the model expects a tensor. Pass torch.from_n"):
+        module(array)
+
+
 @pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3)[:, ::-1], np.arange(6.0, dtype=">f8").reshape(2, 3)])
 def test_convert_arrays_copies_other_layouts(array):
     """Reversed arrays, as images from BGR to RGB, and arrays of the other byte order are copied."""
-    assert convert_arrays(array, 1).tolist() == array.tolist()
+    assert convert_arrays(array, "tracing input 1").tolist() == array.tolist()
 
 
 def test_convert_arrays_shares_memory_or_copies_read_only():
     """Tensors share the memory of writable arrays; read-only ones are copied."""
     array = np.zeros(3, np.float32)
-    shared, copied = convert_arrays([array, np.broadcast_to(array, (2, 3))], 1)
+    shared, copied = convert_arrays([array, np.broadcast_to(array, (2, 3))], "tracing input 1")
     array[0] = 1
     assert shared[0] == 1
     assert copied.sum() == 0
@@ -157,8 +166,27 @@ def test_convert_arrays_shares_memory_or_copies_read_only():
 
 def test_convert_arrays_without_numbers_rejected():
     """An array without numbers raises an error with the element and the remedy."""
-    with pytest.raises(ModelError, match=r"element 3 of the inputs has a NumPy array of dtype <U1.*data_transform_fn"):
-        convert_arrays({"input": np.array(["a"])}, 3)
+    with pytest.raises(ModelError, match=r"calibration batch 3 has a NumPy array of dtype <U1.*data_transform_fn"):
+        convert_arrays({"input": np.array(["a"])}, "calibration batch 3")
+
+
+@pytest.mark.parametrize("other", [torch.float64, torch.uint8])
+def test_clika_compile_other_dtype_error_names_batch_and_conversion(other):
+    """Batches of another dtype than the weights raise an error with the conversion, the first one as a later one."""
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    data = [torch.ones(4, 8) for _ in range(4)]
+    settings = {
+        "quantization_settings": QuantizationSettings(),
+        "deployment_settings": DeploymentSettings_ONNXRuntime_ONNX(),
+    }
+    with pytest.raises(ModelError, match=f"in calibration batch 1 and {other}.* in calibration batch 4. Use one dtype"):
+        clika_compile(model, calibration_inputs=[*data[:3], data[3].to(other)], **settings)
+    expected = (
+        f"(?s)fails in eager mode on calibration batch 1: .*Its weights are torch.float32, but inputs are {other}: "
+        r"convert these, for example with data_transform_fn=lambda batch: batch.to\(torch.float32\)"
+    )
+    with pytest.raises(ModelError, match=expected):
+        clika_compile(model, calibration_inputs=[x.to(other) for x in data], **settings)
 
 
 def test_clika_compile_labels_in_tuples_error_names_conversion():

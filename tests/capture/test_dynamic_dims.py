@@ -207,7 +207,7 @@ def test_dynamic_dims_varying_floats_rejected():
         return x * factor
 
     with pytest.raises(
-        ModelError, match=r"'factor' differs between the tracing inputs \(1.5 \(float\), 2.5 \(float\)\)"
+        ModelError, match=r"'factor' is 1.5 \(float\) in tracing input 1 and 2.5 \(float\) in tracing input 2"
     ):
         clika_compile(scale, tracing_inputs=[(torch.randn(2), 1.5), (torch.randn(2), 2.5)])
 

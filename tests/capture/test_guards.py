@@ -406,3 +406,36 @@ def test_guards_swin_serves_sizes_of_same_branches():
             assert "violates" in result
         else:
             torch.testing.assert_close(result, original(x))
+
+
+class StepOrPrefix(nn.Module):
+    """Adds to each position the mean of all positions up to it; a single position has a branch of its own."""
+
+    def __init__(self, single=1.0):
+        super().__init__()
+        self.single = single
+
+    def forward(self, x):
+        if x.size(1) == 1:
+            return x * self.single * 2
+        return x + x.cumsum(1) / torch.arange(1, x.size(1) + 1)[:, None]
+
+
+def test_guards_branch_on_length_1_with_equal_numbers_dropped(tmp_path):
+    """A branch of the model for length 1 that computes the same needs no graph of its own."""
+    inputs = [torch.randn(1, 1, 4), torch.randn(2, 6, 4)]
+    module = clika_compile(StepOrPrefix(), tracing_inputs=inputs)
+    for shape in [(1, 1, 4), (3, 1, 4), (2, 9, 4)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(module(x), StepOrPrefix()(x))
+    module.clika_export(tmp_path / "prefix.onnx", example_inputs=torch.randn(2, 1, 4))
+
+
+def test_guards_branch_on_length_1_that_agrees_by_chance_kept():
+    """A branch that computes something else is rejected, even if it agrees on the values of the tracing input."""
+    inputs = [torch.zeros(1, 1, 4), torch.randn(2, 6, 4)]
+    with pytest.raises(ModelError, match=r"valid only if Ne\(x_1, 1\).*Compile once for each group"):
+        clika_compile(StepOrPrefix(single=3.0), tracing_inputs=inputs)
+    nearly = [torch.randn(1, 1, 4), torch.randn(2, 6, 4)]
+    with pytest.raises(ModelError, match=r"valid only if Ne\(x_1, 1\).*Compile once for each group"):
+        clika_compile(StepOrPrefix(single=1.001), tracing_inputs=nearly)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from loaded_copies import load_copy
 from torch import nn
+from torch.utils import _pytree as pytree
 from transformers.modeling_outputs import BaseModelOutput
 
 from clika_ref import ClikaModule, clika_compile
@@ -452,3 +453,37 @@ def test_outputs_float_from_tensor_rejected(function):
         match=r"returns \w+ \(in <root> at .*py:\d+\), a number read from a tensor. Return that tensor",
     ):
         clika_compile(function, tracing_inputs=[torch.randn(2, 3)])
+
+
+class KeylessOutput(OrderedDict):
+    """A result that is registered without the keys of its children, as those of diffusers."""
+
+
+class KeylessPair:
+    """The same for an object that is no mapping."""
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+
+pytree.register_pytree_node(
+    KeylessOutput, pytree._dict_flatten, lambda values, context: KeylessOutput(zip(context, values, strict=True))
+)
+pytree.register_pytree_node(
+    KeylessPair, lambda pair: ([pair.first, pair.second], None), lambda values, _: KeylessPair(*values)
+)
+
+
+def test_capture_result_registered_without_keys(tmp_path):
+    """The result has its class; outputs of the file have the keys of a mapping, or numbers."""
+
+    def sample(x):
+        return KeylessOutput(sample=x * 2, pair=KeylessPair(x + 1, x - 1))
+
+    module = clika_compile(sample, tracing_inputs=[torch.ones(2, 3), torch.ones(4, 3)])
+    found = module(torch.ones(5, 3))
+    assert type(found) is KeylessOutput
+    assert type(found["pair"]) is KeylessPair
+    assert torch.equal(found["pair"].second, torch.zeros(5, 3))
+    artifact = module.clika_export(tmp_path / "model.onnx")
+    assert artifact.output_names == ("sample", "pair_0", "pair_1")

@@ -62,6 +62,9 @@ def test_item_stops_gradients(function):
         lambda x, n: x.half() * 1e-4 * n.item(),
         lambda x, n: torch.lerp(x, x + 1, n.item()),
         lambda x, n: torch.where(x > 0.5, x, n.item()),
+        lambda x, n: torch.full((3,), n.item()) + x.sum(),
+        lambda x, n: x * torch.full_like(x, n.item()),
+        lambda x, n: x.half().new_full((4, 1), n.item()),
     ],
 )
 def test_item_promotes_as_python_number(compile_and_compare, tmp_path, function, dtype):
@@ -180,3 +183,25 @@ def test_item_branch_on_sign_guarded():
     assert torch.equal(compiled(torch.ones(2), 0), torch.full((2,), 2.0))
     with pytest.raises(ModelError, match=r"k = -1 .* violates k >= 0"):
         compiled(torch.ones(2), -1)
+
+
+class Anchors(nn.Module):
+    """Fills a tensor of a dynamic size with an element of a constant tensor, and writes to it, as detectors do."""
+
+    def __init__(self):
+        super().__init__()
+        self.strides = torch.tensor([8.0, 16.0])
+
+    def forward(self, x):
+        filled = x.new_full((x.shape[-1], 1), self.strides[0])
+        filled[0] += 1
+        return filled * self.strides[1]
+
+
+def test_new_full_of_constant_with_dynamic_size(tmp_path):
+    """The size is dynamic, and the graph writes to the filled tensor."""
+    model = Anchors()
+    module = clika_compile(model, tracing_inputs=[torch.ones(2, 5), torch.ones(3, 8)])
+    module.clika_export(tmp_path / "anchors.onnx")
+    for size in (1, 6):
+        assert torch.equal(module(torch.ones(4, size)), Anchors()(torch.ones(4, size)))

@@ -1,0 +1,167 @@
+"""Forms of PyTorch functions that keep dynamic sizes: PyTorch's own take each size as a number, and fix it."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, _meta_registrations
+from torch._decomp import decomposition_table
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.fourier_transforms import istft
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+
+aten = torch.ops.aten
+
+_LIBRARY = torch.library.Library("clika_ref", "DEF")
+_LIBRARY.define(
+    "linspace(Scalar start, Scalar end, SymInt steps, *, ScalarType? dtype=None, Device? device=None) -> Tensor"
+)
+
+DYNAMIC_OVERLOADS: Mapping[Any, torch._ops.OpOverload] = {
+    torch.ops.clika_ref.linspace.default: aten.linspace.default,
+}
+"""Calls with sizes that a trace contains, and the calls of PyTorch that they stand for."""
+
+
+@torch.library.impl(_LIBRARY, "linspace", "CompositeExplicitAutograd")
+def _make_spaced(_start: Any, _end: Any, steps: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return a tensor of the shape and dtype of the result; only traces call it."""
+    return torch.empty((steps,), dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    return torch.ops.clika_ref.linspace(start, end, steps, dtype=dtype, device=device)
+
+
+def _tensor(data: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    """Return a tensor of nested lists of numbers, some of which are sizes."""
+    if dtype is None:
+        is_whole = all(isinstance(n, int | torch.SymInt) for n in pytree.tree_leaves(data))
+        dtype = torch.int64 if is_whole else torch.get_default_dtype()
+    if isinstance(data, Sequence):
+        return torch.stack([_tensor(part, dtype, device) for part in data])
+    return torch.scalar_tensor(data, dtype=dtype, device=device)
+
+
+def make_complex(real: Tensor, imag: Tensor) -> Tensor:
+    """Return ``torch.complex`` of two tensors, whose own kernel for fake tensors fixes their sizes."""
+    return torch.view_as_complex(torch.stack(torch.broadcast_tensors(real, imag), -1)).clone()
+
+
+DYNAMIC_FORMS: Mapping[Any, Callable[..., Tensor]] = {
+    torch.linspace: _linspace,
+    torch.tensor: _tensor,
+    torch.as_tensor: _tensor,
+}
+"""Functions of Python, and their forms for sizes."""
+
+
+def _mean(z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return make_complex(z.real.mean(*args, **kwargs), z.imag.mean(*args, **kwargs))
+
+
+COMPLEX_FORMS: Mapping[Any, Callable[..., Tensor]] = {
+    torch.complex: make_complex,
+    torch.istft: istft,
+    torch.mean: _mean,
+    torch.Tensor.mean: _mean,
+}
+"""Functions of complex tensors that fix their sizes, and their forms."""
+
+
+class _KeepSizes(TorchFunctionMode):
+    """Replaces `DYNAMIC_FORMS` in calls whose arguments contain sizes, and `COMPLEX_FORMS`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, form = kwargs or {}, DYNAMIC_FORMS.get(func)
+        is_complex = func is torch.complex or any(isinstance(a, Tensor) and a.is_complex() for a in args)
+        if func in COMPLEX_FORMS and is_complex and not given.get("out"):
+            return COMPLEX_FORMS[func](*args, **given)
+        if form is not None:
+            leaves = pytree.tree_leaves((args, given))
+            has_sizes = any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves)
+            if has_sizes and not any(isinstance(leaf, Tensor) for leaf in leaves):
+                return form(*args, **given)
+        return func(*args, **given)
+
+
+def _keep_extremum_dynamic(plain: Callable[..., Any], symbolic: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return Python's ``min`` or ``max`` with a size as result, if it is called with sizes.
+
+    Python's own compares the sizes, and adds a guard for their order. torch.export replaces it for two numbers only.
+    """
+
+    def find(*args: Any, **options: Any) -> Any:
+        values = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+        has_sizes = len(values) > 1 and any(isinstance(v, torch.SymInt | torch.SymFloat) for v in values)
+        if options or not has_sizes or not all(isinstance(v, SIZE_TYPES) for v in values):
+            return plain(*args, **options)
+        return functools.reduce(symbolic, values)
+
+    return only_in_this_thread(find, plain)
+
+
+SIZE_TYPES = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def _count_windows(  # noqa: PLR0917 - PyTorch's
+    size: Any,
+    kernel: int,
+    before: int,
+    after: int,
+    stride: int,
+    dilation: int,
+    ceil_mode: bool,  # noqa: FBT001
+) -> Any:
+    """Return the number of windows of a pooling; with ``ceil_mode``, the last one starts inside or in the left padding.
+
+    PyTorch's own function branches on the latter.
+    """
+    span = size + before + after - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return span // stride + 1
+    return torch.sym_min((span + stride - 1) // stride + 1, (size + before - 1) // stride + 1)
+
+
+def _make_grid(theta: Tensor, size: Sequence[Any], _align_corners: bool) -> Tensor:  # noqa: FBT001 - ATen's
+    """Return a grid of the shape of `affine_grid`'s result, without computing it."""
+    return theta.new_empty((size[0], *size[2:], len(size) - 2))
+
+
+@contextlib.contextmanager
+def keep_dynamic_sizes() -> Iterator[None]:
+    """Replace functions that fix sizes while the context lasts."""
+    meta: Any = _meta_registrations
+    own = only_in_this_thread(_count_windows, meta.pooling_output_shape_pad_lr)
+    shapes: Any = decomposition_table
+    overload = aten.affine_grid_generator.default
+    plain = shapes[overload]
+    replaced = {
+        (meta, "pooling_output_shape_pad_lr"): own,
+        (meta, "_exec_fft"): only_in_this_thread(lambda out, *_, **__: out, meta._exec_fft),  # it computes strides
+        (meta, "_sort_dims"): only_in_this_thread(lambda _x, dim, *_, **__: list(dim), meta._sort_dims),
+    }
+    with _KeepSizes(), patch_attributes(replaced):
+        shapes[overload] = only_in_this_thread(_make_grid, plain)
+        try:
+            yield
+        finally:
+            shapes[overload] = plain
+
+
+@contextlib.contextmanager
+def keep_extrema_dynamic() -> Iterator[None]:
+    """Make Python's ``min`` and ``max`` of sizes return a size while the context lasts. Dynamo does so by itself."""
+    extrema = {
+        (builtins, "min"): _keep_extremum_dynamic(min, torch.sym_min),
+        (builtins, "max"): _keep_extremum_dynamic(max, torch.sym_max),
+    }
+    with patch_attributes(extrema):
+        yield
