@@ -21,7 +21,7 @@ from clika_ref.compress.calibration_pass import apply_table_smoothing, prepare_c
 from clika_ref.compress.latency_choice import choose_fastest
 from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.guards import check_inputs
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, walk, walk_values
 from clika_ref.core.registry import Registry
 from clika_ref.distributed.decisions import decide_on_rank0
 from clika_ref.distributed.ranks import SINGLE_PROCESS, Ranks
@@ -222,7 +222,7 @@ def calibrate_graph(
     _make_pipeline(calibration, request, registry, model)  # reject unsupported settings before the data is read
     if request.options.optimize_for == "latency":
         check_supported(calibration.graph, request.target)  # a graph that does not run cannot be timed
-    _warn_without_layers(calibration.graph, request, log)
+    has_layers = _find_layers(calibration.graph, request, log)
     if request.ineffective_options:
         log.warning(f"{', '.join(request.ineffective_options)} has no effect with weight-only quantization")
     recalibrate = partial(prepare_calibration, model, request, registry)
@@ -231,7 +231,7 @@ def calibrate_graph(
         run_calibration(calibration, known, request, registry, log, total=total, ranks=ranks)
     stages = _make_pipeline(calibration, request, registry, model)  # SmoothQuant may have added nodes
     is_timed = request.options.optimize_for == "latency" and not request.settings.prefer_weights_only_quantization
-    if is_timed and ranks.is_first:
+    if is_timed and has_layers and ranks.is_first:
         with log.stage("Timing") as stage:
             timer = LayerTimer(request.target, request.scheme, registry.operators)
             stages.slow_layers = timer.find_slow_layers(calibration.graph, calibration.reservoir.batches[0])
@@ -239,15 +239,17 @@ def calibrate_graph(
     return stages
 
 
-def _warn_without_layers(graph: Graph, request: QuantizationRequest, log: CompilationLog) -> None:
-    """Warn before the data is read if a graph has no layer that the target quantizes."""
+def _find_layers(graph: Graph, request: QuantizationRequest, log: CompilationLog) -> bool:
+    """Return whether a graph has a layer that the target quantizes; warn, before the data is read, if it has none."""
     weight_only = request.scheme.weights_only if request.settings.prefer_weights_only_quantization else None
     layers = request.scheme.layers if weight_only is None else weight_only.layers
-    if not any(node.op_type in layers for node in graph.nodes):
+    has_layers = any(node.op_type in layers for node in walk(graph))
+    if not has_layers:
         log.warning(
             f"{graph.name} has no layer that {request.target.name} quantizes, and stays in float. It quantizes "
             f"{', '.join(sorted(layers))}."
         )
+    return has_layers
 
 
 def _make_pipeline(
@@ -330,6 +332,5 @@ def begin_calibration(
 
 def _unknown_values(calibration: Calibration) -> list[str]:
     """Return the value names in a range table that its graph does not have."""
-    graph = calibration.graph
-    made = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
+    made = {value.name for value in walk_values(calibration.graph)}
     return sorted(calibration.table.values.keys() - made)

@@ -58,6 +58,8 @@ def choose_fastest(
     fastest = min(candidate.ratio for candidate in candidates)
     chosen = next(each for each in candidates if each.ratio <= fastest / (1 - MIN_DIFFERENCE))
     times = ", ".join(map(str, candidates))
+    if chosen.ratio > 1 + MIN_DIFFERENCE:  # only the fastest one may still be as fast as float
+        chosen = min(candidates, key=lambda candidate: candidate.ratio)
     if chosen.ratio <= 1 + MIN_DIFFERENCE:
         log.show(f"Times compared with float: {times}. Chosen: {chosen.name}")
         return chosen.found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node, Value, walk
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.quantization.algorithms.sensitivity import JointErrorTerm, LayerErrorTerms, sum_layer_errors
 from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult
@@ -152,6 +152,23 @@ class Quantization(HasTables):
         return f"Quantized {count:,}/{len(layers):,} layers, weights {sizes} ({', '.join(algorithms)})"
 
 
+def merge_quantizations(whole: Quantization, body: Quantization, graph: Graph) -> Quantization:
+    """Return the quantization of a graph with that of one of its bodies.
+
+    Predictions for other thresholds are those of the graph, or those of the body if the graph itself has no layers.
+    """
+    layers = [*whole.layers, *body.layers]
+    return Quantization(
+        whole.plan.merge(body.plan),
+        layers,
+        whole.what_if or body.what_if,
+        ", ".join(dict.fromkeys(filter(None, (whole.observer, body.observer)))),
+        count_file_bytes(graph.root, layers),
+        [*whole.kept_in_float, *body.kept_in_float],
+        {**whole.observers, **body.observers},
+    )
+
+
 def layer_reports(
     placement: Placement, sensitivities: Mapping[Node, float], scheme: QuantizationScheme
 ) -> list[LayerReport]:
@@ -251,7 +268,7 @@ class _FileSize:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._nodes = {node.name: node for node in graph.nodes}
+        self._nodes = {node.name: node for node in walk(graph)}
         self._readers = {value: len(value.uses) for value in graph.constants.values() if value.uses}
         self.bytes = sum(map(_constant_bytes, self._readers))
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clika_ref.core.execution import interpret
+from clika_ref.core.execution import EnterHook, Hook, interpret
 from clika_ref.core.ir import Graph, Node, Value
 
 _CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -17,21 +17,21 @@ _CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @torch.no_grad()
 def compute_outputs(
-    graph: Graph, inputs: Sequence[Tensor], hook: Callable[[Node, tuple[Tensor, ...]], Any] | None = None
+    graph: Graph, inputs: Sequence[Tensor], hook: Hook | None = None, enter: EnterHook | None = None
 ) -> list[Tensor]:
     """Return the outputs of a graph, as `interpret` computes them on copies of the inputs, without gradients."""
-    return interpret(graph, [x.clone() for x in inputs], hook)[0]
+    return interpret(graph, [x.clone() for x in inputs], hook, enter)[0]
 
 
 def run_graph(
-    graph: Graph, inputs: Sequence[Tensor], hook: Callable[[Node, tuple[Tensor, ...]], Any] | None = None
+    graph: Graph, inputs: Sequence[Tensor], hook: Hook | None = None, enter: EnterHook | None = None
 ) -> list[Tensor]:
     """Return the outputs of a graph, as `interpret` computes them, with images in the channels-last memory format.
 
     Convolutions keep the format, so that one copy serves a whole network; on a CPU it takes four fifths of the time.
     Shapes are unchanged.
     """
-    return interpret(graph, [_to_channels_last(x) for x in inputs], hook)[0]
+    return interpret(graph, [_to_channels_last(x) for x in inputs], hook, enter)[0]
 
 
 def visit_activations(graph: Graph, inputs: Sequence[Tensor], visit: Callable[[Value, Tensor], Any]) -> None:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 
 from clika_ref.core.errors import ModelError
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node, Value, walk
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 
 LAYER_SETTINGS_ARGUMENT = "layer_quantization_settings"
@@ -59,7 +59,7 @@ def resolve_node_settings(
             bit width is set where no layer has weights.
     """
     found = dict.fromkeys(
-        graph.nodes, NodeSettings(_as_widths(settings.weights_num_bits), settings.activations_num_bits)
+        walk(graph), NodeSettings(_as_widths(settings.weights_num_bits), settings.activations_num_bits)
     )
     for key in sorted(layers, key=lambda key: specificity(graph, key)):
         layer, nodes = layers[key], find_nodes(graph, key, LAYER_SETTINGS_ARGUMENT, model)
@@ -85,7 +85,7 @@ def find_nodes(graph: Graph, key: str, argument: str, model: Graph | None = None
     found = _match_nodes(graph, key)
     if found:
         return found
-    known = dict.fromkeys(name for node in graph.nodes for name in _node_names(node))
+    known = dict.fromkeys(name for node in walk(graph) for name in _node_names(node))
     folded = _match_nodes(model, key) if model is not None else []
     if folded:
         before = (v.producer for node in folded for v in node.inputs if isinstance(v, Value) and v.producer is not None)
@@ -106,7 +106,7 @@ def suggest_names(key: str, known: Collection[str]) -> str:
 
 
 def _match_nodes(graph: Graph, key: str) -> list[Node]:
-    return [node for node in graph.nodes if any(_is_match(name, key) for name in _node_names(node))]
+    return [node for node in walk(graph) if any(_is_match(name, key) for name in _node_names(node))]
 
 
 def _reject_unused_widths(key: str, layer: LayerQuantizationSettings, nodes: Iterable[Node]) -> None:
@@ -129,7 +129,7 @@ def _is_match(name: str, key: str) -> bool:
 
 def specificity(graph: Graph, key: str) -> tuple[int, int]:
     """Return a sort key: wildcards in their given order, then paths with outer modules first, then node names."""
-    if any(node.name == key for node in graph.nodes):
+    if any(node.name == key for node in walk(graph)):
         return 2, 0
     return (1, len(key)) if WILDCARDS.isdisjoint(key) else (0, 0)
 

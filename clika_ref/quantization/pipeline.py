@@ -25,6 +25,7 @@ from clika_ref.quantization.algorithms.sensitivity import (
 from clika_ref.quantization.algorithms.weight_only import list_layer_options, quantize_weights_only
 from clika_ref.quantization.calibration.calibrator import Calibration, take_batches
 from clika_ref.quantization.calibration.observer_search import (
+    MAX_LOSS_ON_LARGER_INPUTS,
     OBSERVER_CANDIDATES,
     ObserverSearchResult,
     search_observers,
@@ -33,6 +34,7 @@ from clika_ref.quantization.decision import (
     Quantization,
     count_file_bytes,
     layer_reports,
+    merge_quantizations,
     predict_thresholds,
     summarize_weight_only,
 )
@@ -43,6 +45,10 @@ from clika_ref.quantization.qdq.planning import Planner
 from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
 from clika_ref.settings.quantization import QuantizationSettings
 
+FLOAT_BODIES_REASON = "the target computes layers inside control flow in float"
+
+UNENTERED_REASON = "no calibration input entered this branch"
+
 SKIP_TAIL_REASON = "skip_tail_quantization: it is the last layer before an output"
 
 
@@ -51,6 +57,18 @@ MIN_SAMPLES_TO_CORRECT, MAX_SAMPLES_TO_CORRECT = 4, 16
 
 The shift of one sample is mostly noise, and further samples change little.
 """
+
+
+@dataclass(frozen=True)
+class _LayerChoice:
+    """The layers to quantize."""
+
+    placement: Placement
+    plan: Plan
+    error: float
+    """Error of the plan on held-out data."""
+    cheap: Mapping[Node, str]
+    """Layers that may stay in float at any threshold, with the reason."""
 
 
 @dataclass
@@ -86,7 +104,8 @@ class QuantizationPipeline:
             list_layer_options(self._graph, weight_only, self.chosen, self.settings, self._user_skips)
         else:
             _reject_widths(self.chosen, self.scheme)
-            self._reject_zero_data()
+            if self._graph.parent is None:
+                self._reject_zero_data()
 
     def _reject_zero_data(self) -> None:
         """Reject calibration data of zeros: each range would be that of biases alone."""
@@ -110,10 +129,15 @@ class QuantizationPipeline:
         """
         settings = self.settings if threshold is None else self.settings.with_threshold(threshold)
         weight_only = self._weight_only_scheme
-        if weight_only is None:
+        is_float_body = self._graph.parent is not None and self.scheme.has_float_bodies
+        if is_float_body or not self.calibration.reservoir.batches:
+            found = self._keep_in_float(FLOAT_BODIES_REASON if is_float_body else UNENTERED_REASON)
+        elif weight_only is None:
             found = self._decide_with_activations(settings)
         else:
             found = self._decide_weight_only(settings, weight_only)
+        for body in self._bodies:
+            found = merge_quantizations(found, body.decide(threshold), self._graph)
         if not found.plan.is_empty:
             found.plan.smoothing = self.calibration.table.smoothing or {}
         return found
@@ -121,6 +145,12 @@ class QuantizationPipeline:
     @property
     def _weight_only_scheme(self) -> WeightOnlyScheme | None:
         return self.scheme.weights_only if self.settings.prefer_weights_only_quantization else None
+
+    def _keep_in_float(self, reason: str) -> Quantization:
+        """Return the decision for a body whose layers all stay in float."""
+        placement = self._place(dict.fromkeys(self._graph.nodes, reason))
+        plan = Plan(self.scheme, floats={node.name: reason for node, reason in placement.floats.items()})
+        return Quantization(plan, layer_reports(placement, {}, self.scheme), [], "", 0)
 
     def _decide_weight_only(self, settings: QuantizationSettings, weight_only: WeightOnlyScheme) -> Quantization:
         found = quantize_weights_only(
@@ -141,21 +171,15 @@ class QuantizationPipeline:
 
     def _decide_with_activations(self, settings: QuantizationSettings) -> Quantization:
         search = self.observer_search
-        sensitivities, placement = search.sensitivities, self.placement
-        forced = self._find_forced_layers(settings)
-        too_sensitive = _find_sensitive_layers(sensitivities, settings, forced)
-        if too_sensitive:
-            placement, plan, error = self._place_without(too_sensitive)
-        else:
-            plan = replace(search.plan)
-            error = self.evaluation.error(plan)
-        cheap = self._find_cheap_layers(settings, {*too_sensitive, *forced})
-        if cheap:
-            mixed_placement, mixed_plan, mixed_error = self._place_without({**too_sensitive, **cheap})
-            if self.options.mixed_precision == "on" or mixed_error < error:
-                placement, plan, error = mixed_placement, mixed_plan, mixed_error
+        chosen = self._choose_layers(search, settings)
+        if search.default is not None and self._loses_on_larger_inputs(chosen, search.default.observer):
+            search = search.default
+            chosen = self._choose_layers(search, settings)
+        placement, sensitivities = chosen.placement, search.sensitivities
         remaining: dict[str, float] = {}
-        plan, error = self._try_change(self.options.gptq, lambda p: self._round_weights(p, remaining), plan, error)
+        plan, error = self._try_change(
+            self.options.gptq, lambda p: self._round_weights(p, remaining), chosen.plan, chosen.error
+        )
         remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
         reports = layer_reports(placement, sensitivities.of, self.scheme)
@@ -163,24 +187,53 @@ class QuantizationPipeline:
         parts = {
             n.name: replace(part, own=part.own * remaining.get(n.name, 1.0))
             for n, part in sensitivities.parts.items()
-            if n not in cheap or n in placement.layers
+            if n not in chosen.cheap or n in placement.layers
         }
         rows = predict_thresholds(reports, parts, sensitivities.joints, varying, error, graph=self._graph)
-        kept_in_float = [node.origin.scope or node.name for node in placement.floats if node in cheap]
+        kept_in_float = [node.origin.scope or node.name for node in placement.floats if node in chosen.cheap]
         size, observers = count_file_bytes(self._graph, reports), search.observers_of(plan)
         return Quantization(plan, reports, rows, search.observers, size, kept_in_float, observers)
 
-    def _place_without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
-        """Return the placement with further layers in float, its plan, and its error on data."""
-        placement = self._place({**self._skip_reasons, **floats})
-        plan = self.planner.plan(placement, self.observer_search.observer, self.observer_search.own)
-        return placement, plan, self.evaluation.error(plan)
+    def _choose_layers(self, search: ObserverSearchResult, settings: QuantizationSettings) -> _LayerChoice:
+        """Return the layers to quantize with the ranges of a search: all but sensitive and cheap ones."""
+        forced = self._find_forced_layers(settings)
+        too_sensitive = _find_sensitive_layers(search.sensitivities, settings, forced)
+        cheap = self._find_cheap_layers(search, settings, {*too_sensitive, *forced})
+        if too_sensitive:
+            found = self._choose_without(too_sensitive, search, cheap)
+        else:
+            found = _LayerChoice(self.placement, replace(search.plan), self.evaluation.error(search.plan), cheap)
+        if cheap:
+            mixed = self._choose_without({**too_sensitive, **cheap}, search, cheap)
+            found = mixed if self.options.mixed_precision == "on" or mixed.error < found.error else found
+        return found
 
-    def _find_cheap_layers(self, settings: QuantizationSettings, decided: Collection[Node]) -> Mapping[Node, str]:
+    def _choose_without(
+        self, floats: Mapping[Node, str], search: ObserverSearchResult, cheap: Mapping[Node, str]
+    ) -> _LayerChoice:
+        """Return the choice of layers with further ones in float."""
+        placement = self._place({**self._skip_reasons, **floats})
+        plan = self.planner.plan(placement, search.observer, search.own)
+        return _LayerChoice(placement, plan, self.evaluation.error(plan), cheap)
+
+    def _loses_on_larger_inputs(self, chosen: _LayerChoice, default: str) -> bool:
+        """Whether the ranges of the default observer are much better beyond the calibration data.
+
+        Decided for the layers in use: a sensitive one, while quantized, hides the errors of all others.
+        """
+        larger = self.evaluation.on_larger_inputs
+        if larger is None:
+            return False
+        wide = self.planner.plan(chosen.placement, default)
+        return larger.error(chosen.plan) > MAX_LOSS_ON_LARGER_INPUTS * larger.error(wide)
+
+    def _find_cheap_layers(
+        self, search: ObserverSearchResult, settings: QuantizationSettings, decided: Collection[Node]
+    ) -> Mapping[Node, str]:
         """Return the layers, among those not decided yet, that cause much of the error and cost little."""
         if self.options.mixed_precision == "off" or not settings.automatic_skip_quantization:
             return {}
-        sensitivities, placement = self.observer_search.sensitivities.without_layers(decided), self.placement
+        sensitivities, placement = search.sensitivities.without_layers(decided), self.placement
         outputs = {node: source_of_rounding(placement.layers[node], placement).name for node in sensitivities.parts}
         return select_float_layers(sensitivities, outputs)
 
@@ -244,6 +297,11 @@ class QuantizationPipeline:
     @property
     def _graph(self) -> Graph:
         return self.calibration.graph
+
+    @cached_property
+    def _bodies(self) -> list[QuantizationPipeline]:
+        """The decisions for the bodies of control flow, each by the inputs that reach it."""
+        return [replace(self, calibration=part) for part in self.calibration.of_bodies()]
 
     @cached_property
     def _user_skips(self) -> dict[Node, str]:

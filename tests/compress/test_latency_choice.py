@@ -55,6 +55,12 @@ def test_choose_fastest_plan_without_slow_layers(monkeypatch):
     assert decide(monkeypatch, lambda layers: 0.5 if "2" in layers else 0.4, slow={"2"}) == {"0", "4"}
 
 
+@pytest.mark.parametrize(("default", "other", "kept"), [(1.031, 1.005, {"0", "4"}), (1.05, 1.04, set())])
+def test_choose_fastest_float_only_if_faster_than_all(monkeypatch, default, other, kept):
+    """If the default plan is slower than float and another one is not, that one is used."""
+    assert decide(monkeypatch, lambda layers: default if "2" in layers else other, slow={"2"}) == kept
+
+
 @pytest.mark.parametrize(("ratio", "is_whole"), [(0.4, True), (0.6, False)])
 def test_choose_fastest_all_layers_if_faster(monkeypatch, ratio, is_whole):
     """Layers that are too sensitive are quantized if the whole is faster."""

@@ -33,3 +33,16 @@ def test_clika_compile_without_layers_warns_before_data_is_read(only_weights, ca
     layers = "linear, matmul" if only_weights else "conv1d, conv2d, conv3d, linear, matmul"
     assert f"has no layer that onnxruntime quantizes, and stays in float. It quantizes {layers}." in shown
     assert not module.clika_summary().layers
+
+
+def test_clika_compile_without_layers_for_latency_times_none(capsys):
+    """Nothing is timed where there is nothing to quantize."""
+    module = clika_compile(
+        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)).eval(),
+        calibration_inputs=[torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8)],
+        quantization_settings=QuantizationSettings(),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        optimize_for="latency",
+    )
+    assert not module.clika_summary().layers
+    assert "Timing" not in capsys.readouterr().err

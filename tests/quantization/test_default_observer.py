@@ -28,15 +28,16 @@ def draw_images(count):
 
 
 @cache
-def calibrate(seed):
+def calibrate(seed, batch_size):
+    """Return a calibration on 32 batches, and other images."""
     torch.manual_seed(seed)
     net = nn.Sequential(
         *(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 7)),
     )
-    images = draw_images(32)
+    images = draw_images(32 * batch_size)
     found = Calibration(clika_compile(net.eval(), tracing_inputs=[images[:1], images[:2]]).graph.clone())
-    for x in images.split(1):
+    for x in images.split(batch_size):
         found.add([x])
     return found, draw_images(128)
 
@@ -55,10 +56,11 @@ def measure_decibels(calibration, x, observer):
 
 
 @pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_default_observer_varying_contrast_near_best(seed, factor):
+def test_default_observer_varying_contrast_near_best(seed, batch_size, factor):
     """The default is within 2 dB of the best observer, also for inputs twice as large as the calibration data."""
-    calibration, images = calibrate(seed)
+    calibration, images = calibrate(seed, batch_size)
     best = torch.stack([measure_decibels(calibration, factor * images, name) for name in OBSERVERS]).amax(0)
     loss = best - measure_decibels(calibration, factor * images, "auto")
     assert loss.amax() <= MAX_LOSS

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squared_error, sum_squares
@@ -21,6 +22,9 @@ from clika_ref.targets.size_statistics import find_batch_size
 
 MIN_EVALUATION_SAMPLES = 4
 """Samples to evaluate candidates on, or more: a whole batch takes little longer than one of its samples."""
+
+LARGER_FACTOR = 2
+"""Factor of inputs that lie outside of the calibrated range, as those of a louder recording."""
 
 
 @dataclass
@@ -39,17 +43,44 @@ class CandidateEvaluation:
         return [self._run(self.graph, inputs) for inputs in self.batches]
 
     def error(self, plan: Plan) -> float:
-        """Return ``||Q - F||^2 / ||F||^2`` over all batches, averaged over all float outputs that are not 0."""
+        """Return ``||Q - F||^2 / ||F||^2`` over all batches, averaged over all float outputs that are not 0.
+
+        Raises:
+            ModelError: an output has another size when quantized, as its size depends on the data.
+        """
         twin = clone_quantized(self.graph, plan, self.operators)
         errors = [
-            [(sum_squared_error(f, w), sum_squares(w)) for f, w in zip(self._run(twin, inputs), expected, strict=True)]
+            [_compare(f, w) for f, w in zip(self._run(twin, inputs), expected, strict=True)]
             for inputs, expected in zip(self.batches, self.outputs, strict=True)
         ]
         return mean_ratio((sum(e for e, _ in parts), sum(w for _, w in parts)) for parts in zip(*errors, strict=True))
 
+    @cached_property
+    def on_larger_inputs(self) -> CandidateEvaluation | None:
+        """The same with float inputs times `LARGER_FACTOR`; None if all inputs are integers."""
+        if not any(x.is_floating_point() for inputs in self.batches for x in inputs):
+            return None
+        larger = [[x * LARGER_FACTOR if x.is_floating_point() else x for x in inputs] for inputs in self.batches]
+        return replace(self, batches=larger)
+
     @torch.no_grad()
     def _run(self, graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
         return [o for o in run_graph(graph, inputs) if o.is_floating_point()]
+
+
+def _compare(quantized: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the squared error of a quantized output, and the sum of squares of the float one.
+
+    Raises:
+        ModelError: they have different shapes.
+    """
+    if quantized.shape != expected.shape:
+        raise ModelError(
+            f"an output has the shape {list(quantized.shape)} when quantized, and {list(expected.shape)} in float: its "
+            "size depends on the data, as that of a detector's boxes, so that the two cannot be compared. Compile "
+            "without quantization_settings, or quantize the part of the model before it selects results."
+        )
+    return sum_squared_error(quantized, expected), sum_squares(expected)
 
 
 def select_evaluation_batches(graph: Graph, batches: Sequence[Sequence[Tensor]]) -> list[Sequence[Tensor]]:

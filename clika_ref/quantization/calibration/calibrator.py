@@ -116,7 +116,7 @@ class Calibration:
             ModelError: an input contains NaN or an infinity (attention masks excepted), a value contains NaN, or a node
                 fails; the message names the place.
         """
-        found: dict[str, BatchStatistics] = {}
+        found: dict[str, list[BatchStatistics]] = {}
         means: dict[str, Tensor] = {}
         number, index = self.table.batches + 1, len(self.reservoir.batches)
         may_be_fitted = index in range(0, 2 * MAX_FITTED_BATCHES, 2)
@@ -129,12 +129,16 @@ class Calibration:
             for value, result in zip(node.outputs, results, strict=True):
                 _observe(found, value, result, f"{node.op.name} in {node.origin}", number)
 
+        def observe_inputs(body: Graph, operands: Sequence[Tensor]) -> None:
+            for value, x in zip(body.inputs, operands, strict=True):
+                _observe(found, value, x, f"the operands of {body.name}", number)
+
         self.reject_infinite(inputs)
         for value, x in zip(self.graph.inputs, inputs, strict=True):
             _observe(found, value, x, "the caller", number)
         try:
             with torch.no_grad():
-                run_graph(self.graph, inputs, observe)
+                run_graph(self.graph, inputs, observe, observe_inputs)
         except ModelError:
             raise
         except ClikaError as error:  # raised by a node that rejects its inputs, such as an out-of-range index
@@ -156,6 +160,22 @@ class Calibration:
                 run_graph(self.graph, self.reservoir.batches[index], partial(_record_means, found))
             self._means[index] = found
         return self._means[index]
+
+    def of_bodies(self) -> list[Calibration]:
+        """Return a calibration for each body of the graph's own nodes, with the inputs that it got on kept batches.
+
+        Those that no batch entered have no batches.
+        """
+        parts = {body: Calibration(body, self.table) for node in self.graph.nodes for body in node.bodies}
+
+        def keep_inputs(body: Graph, operands: Sequence[Tensor]) -> None:
+            if body in parts:
+                parts[body].keep(operands)
+
+        for inputs in self.reservoir.batches if parts else ():
+            with torch.no_grad():
+                run_graph(self.graph, inputs, None, keep_inputs)
+        return list(parts.values())
 
     def of(self, graph: Graph, model: str) -> Calibration:
         """Return a copy for another form of the ``graph``, or for other weights; ``model`` is their `fingerprint`."""
@@ -241,11 +261,12 @@ def source_of_moves(value: Value) -> Value:
     return value
 
 
-def _observe(found: dict[str, BatchStatistics], value: Value, x: Tensor, where: str, batch: int) -> None:
+def _observe(found: dict[str, list[BatchStatistics]], value: Value, x: Tensor, where: str, batch: int) -> None:
+    """Measure a value; the body of a loop computes it several times in a batch."""
     if not x.is_floating_point():
         return
     try:
-        found[value.name] = measure_tensor(x)
+        found.setdefault(value.name, []).append(measure_tensor(x))
     except ValueError as error:
         source = _find_infinite_source(value, found)
         because = f", since {source.op.name} in {source.origin} returns infinity" if source else ""
@@ -255,7 +276,7 @@ def _observe(found: dict[str, BatchStatistics], value: Value, x: Tensor, where: 
         ) from error
 
 
-def _find_infinite_source(value: Value, found: Mapping[str, BatchStatistics]) -> Node | None:
+def _find_infinite_source(value: Value, found: Mapping[str, Sequence[BatchStatistics]]) -> Node | None:
     """Return the first node upstream of a value with an infinite or comparably large output; None if there is none."""
     node, source = value.producer, None
     while node is not None:
@@ -265,6 +286,5 @@ def _find_infinite_source(value: Value, found: Mapping[str, BatchStatistics]) ->
     return source
 
 
-def _is_unbounded(value: Value, found: Mapping[str, BatchStatistics]) -> bool:
-    source = source_of_moves(value).name
-    return source in found and found[source].is_unbounded
+def _is_unbounded(value: Value, found: Mapping[str, Sequence[BatchStatistics]]) -> bool:
+    return any(part.is_unbounded for part in found.get(source_of_moves(value).name, ()))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, walk
 from clika_ref.quantization.calibration.statistics import flatten_in_memory_order, sample_evenly
 from clika_ref.quantization.qdq.layer_weights import data_of
 
@@ -19,7 +19,7 @@ def fingerprint(graph: Graph) -> str:
     Tensors that calls write to, such as a cache, are excluded.
     """
     mark = hashlib.blake2b(digest_size=16)
-    for node in graph.nodes:
+    for node in walk(graph):
         mark.update(f"{node.op_type} {[v.name for v in node.outputs]} {[str(v.type) for v in node.outputs]}".encode())
     for name, value in graph.constants.items():
         if name not in graph.state and value.data is not None:

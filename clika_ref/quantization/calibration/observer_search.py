@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from clika_ref.core.errors import format_count
@@ -37,6 +37,9 @@ MAX_SHARE_RATIO = 0.8
 MAX_ERROR_RATIO = 0.95
 """The same for the error of the whole model on held-out data."""
 
+MAX_LOSS_ON_LARGER_INPUTS = 10**0.1
+"""The same for inputs beyond the calibration data, where ranges that gain within it may lose 1 dB."""
+
 SensitivityEstimator = Callable[[Plan, Sequence[Plan]], Sensitivities]
 """Estimates the sensitivities of a plan's layers, and the errors of its activations with the scales of rival plans."""
 
@@ -58,6 +61,8 @@ class ObserverSearchResult:
     """Sensitivities of all layers with this plan."""
     own: Mapping[str, str] = field(default_factory=dict[str, str])
     """Observers of single activations, by name."""
+    default: ObserverSearchResult | None = None
+    """The result with the first observer for all activations, if another one is chosen."""
 
     @property
     def observers(self) -> str:
@@ -106,7 +111,7 @@ def search_observers(
     best = default
     for candidate in (mixed, uniform):
         best = candidate if candidate.error < MAX_ERROR_RATIO * best.error else best
-    return best
+    return best if best is default else replace(best, default=default)
 
 
 def _choose_per_activation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,14 @@ class RangeTable:
     first: str = ""
     """Fingerprint of the first batch, to recognize the data; empty if unknown."""
 
-    def add(self, batch: Mapping[str, BatchStatistics]) -> None:
-        """Add the statistics of one more batch; it counts once all its values are added."""
-        for name, found in batch.items():
-            self._statistics_of(name).add(found)
+    def add(self, batch: Mapping[str, Sequence[BatchStatistics]]) -> None:
+        """Add the statistics of one more batch, once for each time that it computed a value.
+
+        The batch counts once all its values are added.
+        """
+        for name, runs in batch.items():
+            for found in runs:
+                self._statistics_of(name).add(found)
         self.batches += 1
 
     def merge(self, other: RangeTable) -> None:

@@ -137,7 +137,8 @@ def sample_evenly(x: Tensor) -> Tensor:
     step = -(-len(x) // MAX_SAMPLED_ELEMENTS) or 1
     while math.gcd(step, len(x)) > 1:
         step += 1
-    return x[::step].to(torch.float32, copy=True)
+    sampled = x[::step]
+    return (torch.view_as_real(sampled).flatten() if x.is_complex() else sampled).to(torch.float32, copy=True)
 
 
 def flatten_in_memory_order(x: Tensor) -> Tensor:

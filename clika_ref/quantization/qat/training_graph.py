@@ -13,7 +13,7 @@ from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.deferred_constants import DeferredConstant
 from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.core.ir import Graph, Node, Use, Value, walk_graphs, walk_values
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.rewriter import erase_dead
 from clika_ref.core.traits import KEEP_FLOAT
@@ -89,7 +89,7 @@ def make_trainable(
     Raises:
         ModelError: a pass changed a parameter, or a norm that should be live, without declaring the change.
     """
-    names = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
+    names = {value.name for value in walk_values(graph)}
     lacking = sorted((plan.activations.keys() | plan.weights.keys() | plan.packed_weights.keys()) - names)
     if lacking:
         raise ModelError(
@@ -97,12 +97,15 @@ def make_trainable(
             "again."
         )
     live = {node.inputs[3].name: node for node in find_frozen_norms(stored)} if has_live_norms else {}
-    making = _TrainingGraphBuilder(graph, stored, plan, logs, live)
-    making.run()
+    norms: dict[str, Tensor] = {}
+    for part in list(walk_graphs(graph)):
+        making = _TrainingGraphBuilder(part, stored, plan, logs, live if part is graph else {})
+        making.run()
+        norms |= making.norms
     graph.drop_unused_constants()
     _reject_untrained(graph, stored)
     _reject_frozen_norms(graph, live)
-    return making.norms
+    return norms
 
 
 def _reject_untrained(graph: Graph, stored: Graph) -> None:
@@ -157,8 +160,10 @@ class _TrainingGraphBuilder:
         nodes = list(self.graph.nodes)
         layers = {node for node in nodes if node.name in self.plan.weights}
         front = Builder(self.graph, {}, nodes[0] if nodes else None)
+        own = {v.name for v in (*self.graph.inputs, *(v for node in nodes for v in node.outputs))}
         for value, scale in self.plan.activations.items():
-            self._add_scale(value, scale, front)
+            if value in own:
+                self._add_scale(value, scale, front)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == "batch_norm" and isinstance(node.inputs[3], Value) and node.inputs[3].name in self.live:
                 insert_live_norm(self.graph, node, self.stored.constants)  # not folded into a layer

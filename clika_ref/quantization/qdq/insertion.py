@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.core.ir import Graph, Node, Use, Value, walk_graphs
 from clika_ref.core.operators import Operator
 from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType, is_int32_bias_supported
 from clika_ref.core.traits import SHARED_QPARAMS
@@ -59,6 +59,12 @@ class Plan:
         """Whether nothing is quantized."""
         return not self.activations and not self.weights and not self.packed_weights
 
+    def merge(self, other: Plan) -> Plan:
+        """Return the plan with that of another part of the graph: a body, whose names are its own."""
+        kinds = [f.name for f in fields(self) if f.name != "scheme"]
+        merged: dict[str, Any] = {kind: {**getattr(self, kind), **getattr(other, kind)} for kind in kinds}
+        return replace(self, **merged)
+
     def to_device(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on a device; itself if they are there already."""
         every = {kind: getattr(self, kind) for kind in ("weights", "offsets", "corrections", "smoothing", "norms")}
@@ -71,13 +77,19 @@ class Plan:
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
-    """Apply a plan to a graph; float weights that become unused stay in it.
+    """Apply a plan to a graph and its bodies; float weights that become unused stay in it.
 
-    ``operators`` are those of the registry, including `quantize` and `dequantize`.
+    No pair of ``quantize`` and ``dequantize`` spans the border of a body. ``operators`` are those of the registry,
+    including `quantize` and `dequantize`.
 
     Source: Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference
     (2018), section 2.1.
     """
+    for part in list(walk_graphs(graph)):
+        _quantize_part(part, plan, operators)
+
+
+def _quantize_part(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
     nodes = list(graph.nodes)
     layers = {node for node in nodes if node.name in plan.weights}
     after = dict(zip(nodes, [*nodes[1:], None], strict=True))
@@ -89,7 +101,7 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
             scales = current_weight_scales(packed.scales, node, plan.norms.get(node.name))
             pack_layer_weight(graph, node, replace(packed, scales=scales), operators)
     for value, scale in find_quantized_values(graph, plan):
-        before = nodes[0] if value.producer is None else after[value.producer]
+        before = next(iter(nodes), None) if value.producer is None else after[value.producer]
         readers = find_quantized_uses(value, plan, layers)
         _insert_qdq(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, before))
     for node, value, scale in find_joined_constants(nodes, plan):

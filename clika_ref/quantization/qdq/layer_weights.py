@@ -44,7 +44,7 @@ def non_bias_operands(node: Node) -> list[Value]:
 
 def is_unchanged_constant(graph: Graph, operand: Any) -> bool:
     """Return whether an operand is a constant of a graph that no call changes."""
-    return isinstance(operand, Value) and operand.is_constant and operand.name not in graph.state
+    return isinstance(operand, Value) and operand.is_constant and not graph.is_overwritten(operand.name)
 
 
 def data_of(constant: Value) -> Tensor:

@@ -16,7 +16,7 @@ from clika_ref.quantization.calibration.statistics import measure_tensor
 def make_table(*names, seed=0):
     found = RangeTable()
     elements = {n: randn(50, seed=seed + i) for i, n in enumerate(names)}
-    found.add({name: measure_tensor(x) for name, x in elements.items()})
+    found.add({name: [measure_tensor(x)] for name, x in elements.items()})
     return found
 
 
@@ -30,7 +30,7 @@ def read_facts(found):
 def test_range_table_save_load_round_trip(tmp_path):
     """A table is the same after saving and loading."""
     found = make_table("x", "y")
-    found.add({"mask": measure_tensor(torch.tensor([-torch.inf]))})
+    found.add({"mask": [measure_tensor(torch.tensor([-torch.inf]))]})
     found.save(tmp_path / "ranges")
     loaded = RangeTable.load(tmp_path / "ranges")
     assert read_facts(loaded) == read_facts(found)
