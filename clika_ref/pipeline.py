@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from clika_ref.capture.calibration_inputs import CalibrationInputs, LazyDataset
 from clika_ref.capture.callables import TracedCallable, make_callable
 from clika_ref.capture.capture import CaptureResult, capture
-from clika_ref.capture.inputs import ForwardFn, ModelCall, check_weights, make_calls
+from clika_ref.capture.inputs import CALIBRATION_BATCH, TRACING_INPUT, ForwardFn, ModelCall, check_weights, make_calls
 from clika_ref.capture.memory_limits import run_in_one_stack_chunk
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.eager_results import EagerResults
@@ -300,8 +300,10 @@ def _prepare_calls(context: _CompileContext) -> tuple[list[ModelCall], Calibrati
         data = arguments.data.start()
         if arguments.tracing_inputs is None:
             return data.examples(context.callee), data
-    inputs = arguments.calibration_inputs if arguments.tracing_inputs is None else arguments.tracing_inputs
-    return make_calls(context.callee, inputs, arguments.data_transform_fn, arguments.forward_fn), data
+    inputs, kind = arguments.tracing_inputs, TRACING_INPUT
+    if inputs is None and arguments.calibration_inputs is not None:
+        inputs, kind = arguments.calibration_inputs, CALIBRATION_BATCH
+    return make_calls(context.callee, inputs, arguments.data_transform_fn, arguments.forward_fn, kind), data
 
 
 def _warn_of_nan_weights(callee: TracedCallable, log: CompilationLog) -> None:

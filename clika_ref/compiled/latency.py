@@ -42,7 +42,7 @@ SECONDS_PER_LONG_CALL = 20 * SECONDS_PER_ROUND
 """Time of a call that fills a round, even if the next ones are much faster."""
 
 MIN_SLOWDOWN = 1.05
-"""Ratio of medians above which a layer counts as slower; smaller ones are noise of the machine."""
+"""Ratio of times above which a layer counts as slower; smaller ones are noise of the machine."""
 
 MIN_DIFFERENCE = 0.03
 """The same for whole files, as a share: these are timed longer."""
@@ -172,10 +172,14 @@ def measure_ratio_to_float(
 def _measure_ratio_of_graphs(
     target: Target, one: Graph, given: Sequence[Tensor], other: Graph, given_other: Sequence[Tensor]
 ) -> float:
-    """Return the ratio of the time of one lowered graph to that of another: see `measure_seconds_and_ratio`."""
+    """Return the ratio of the time of one lowered graph to that of another, by the fastest round of each.
+
+    Other processes only add time: the least one varies less than the median, so that repeated decisions agree.
+    """
     with compile_temporarily(one, target) as artifact, compile_temporarily(other, target) as artifact_of_other:
         runners = target.load(artifact), target.load(artifact_of_other)
-        return measure_seconds_and_ratio(runners[0], given, runners[1], given_other)[1]
+        seconds, of_other = map(min, zip(*time_in_turns(runners[0], given, runners[1], given_other), strict=True))
+        return seconds / of_other
 
 
 def measure_seconds_and_ratio(

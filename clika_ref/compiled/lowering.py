@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from clika_ref.core.errors import TargetError, format_count
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node, Value, walk
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
@@ -127,7 +127,7 @@ def check_supported(graph: Graph, target: Target) -> None:
     Raises:
         TargetError: there are such nodes; all are listed, equal ones once, with a note if they would run in float.
     """
-    refused = [(node, reason) for node in graph.nodes if (reason := target.unsupported_reason(node)) is not None]
+    refused = [(node, reason) for node in walk(graph) if (reason := target.unsupported_reason(node)) is not None]
     if refused:
         alike = Counter((f"{n.op.name} in {n.origin}", _add_float_hint(reason, n, target)) for n, reason in refused)
         shown = "\n".join(

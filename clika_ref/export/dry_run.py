@@ -6,7 +6,7 @@ from collections import Counter
 
 from clika_ref.compiled.lowering import target_for
 from clika_ref.core.errors import format_count
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, walk
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.quantization.decision import THRESHOLD_TABLE_TITLE, Quantization
@@ -18,8 +18,8 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings, Deploymen
 
 def count_operators(graph: Graph, target: Target) -> list[tuple[str, int, str | None]]:
     """Return each operator of a graph, most frequent first, with its count and the reason if the target rejects it."""
-    counts = Counter(node.op.name for node in graph.nodes)
-    refusals = {node.op.name: reason for node in graph.nodes if (reason := target.unsupported_reason(node)) is not None}
+    counts = Counter(node.op.name for node in walk(graph))
+    refusals = {node.op.name: reason for node in walk(graph) if (reason := target.unsupported_reason(node)) is not None}
     return [(name, count, refusals.get(name)) for name, count in counts.most_common()]
 
 

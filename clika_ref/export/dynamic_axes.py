@@ -14,8 +14,8 @@ from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.symbol_substitution import substitute_symbols
 from clika_ref.core.symbols import Symbol
+from clika_ref.export.symbol_substitution import substitute_symbols
 
 
 def restrict_dynamic_dims(

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from clika_ref.capture.random_inputs import DISTRIBUTION_COUNT, UNCHECKED_INDEX_OPERATORS, redraw
+from clika_ref.capture.random_inputs import DISTRIBUTION_COUNT, UNSAFE_ON_OTHER_INPUTS, redraw
 from clika_ref.capture.signature import ConstantLeaf, NumberLeaf, Signature
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
-from clika_ref.core.ir import Graph, Node
+from clika_ref.core.ir import Graph, Node, walk
 from clika_ref.core.symbols import resolve
 
 FINITE, INFINITE, NOT_A_NUMBER, FAILED = range(4)
@@ -23,7 +23,7 @@ def choose_example(graph: Graph, dummy: Sequence[torch.Tensor]) -> Sequence[torc
 
     That is the first random draw with finite results at every node; otherwise the best one, including the dummy.
     """
-    if any(node.op_type in UNCHECKED_INDEX_OPERATORS for node in graph.nodes):
+    if any(node.op_type in UNSAFE_ON_OTHER_INPUTS for node in walk(graph)):
         return dummy
     best, found = dummy, FAILED
     for draw in range(DISTRIBUTION_COUNT + 1):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node, Value, walk
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.quantization.graph_runs import compute_outputs
 
@@ -28,7 +28,7 @@ class LowBitFormat:
 def find_low_bit_layers(graph: Graph) -> dict[Node, LowBitFormat]:
     """Return the layers with float inputs and a quantized weight."""
     found: dict[Node, LowBitFormat] = {}
-    for node in graph.nodes:
+    for node in walk(graph):
         weight = node.op.trait.weight
         if weight is not None and isinstance(node.inputs[weight], Value):
             made = _find_dequantize(node.inputs[weight])
@@ -62,7 +62,10 @@ def run_with_rounded_inputs(graph: Graph, inputs: Sequence[Tensor], layers: Mapp
         tensors.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in needed)
         return results
 
-    return compute_outputs(graph, inputs, observe)
+    def enter(body: Graph, operands: Sequence[Tensor]) -> None:
+        tensors.update((v, x) for v, x in zip(body.inputs, operands, strict=True) if v in needed)
+
+    return compute_outputs(graph, inputs, observe, enter)
 
 
 def round_in_blocks(x: Tensor, size: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Value
+from clika_ref.core.ir import Graph, Value, walk_graphs, walk_values
 from clika_ref.core.operators import Operator
 
 
@@ -33,7 +33,7 @@ def name_interface(
     interface = [*graph.inputs, *graph.outputs]
     names = [*inputs, *(output_names or [v.name for v in graph.outputs])]
     new_names, taken = dict(zip(interface, names, strict=True)), set(names)
-    for value in [*graph.constants.values(), *(v for n in graph.nodes for v in n.outputs)]:
+    for value in [*graph.constants.values(), *walk_values(graph)]:
         if value.name in taken and value not in new_names:
             new_names[value] = _free_name(graph, value.name, taken)
     _rename(graph, new_names)
@@ -48,10 +48,13 @@ def _free_name(graph: Graph, hint: str, taken: Collection[str]) -> str:
 def _rename(graph: Graph, new_names: Mapping[Value, str]) -> None:
     """Rename values, all at once: the new name of one may be the old name of another."""
     new = {value.name: name for value, name in new_names.items()}
-    for key, symbol in graph.symbols.items():
-        source = symbol.source
-        graph.symbols[key] = replace(symbol, source=replace(source, name=new.get(source.name, source.name)))
-    graph.constants = {new.get(name, name): value for name, value in graph.constants.items()}
+    for part in walk_graphs(graph):
+        for key, symbol in part.symbols.items():
+            source = symbol.source
+            part.symbols[key] = replace(symbol, source=replace(source, name=new.get(source.name, source.name)))
+    constants = {new.get(name, name): value for name, value in graph.constants.items()}
+    graph.constants.clear()
+    graph.constants.update(constants)
     for value, name in new_names.items():
         value.name = name
 

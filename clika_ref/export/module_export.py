@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.capture.inputs import pack_arguments
+from clika_ref.capture.inputs import convert_arrays, pack_arguments
 from clika_ref.capture.memory_limits import freeze_gc
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, update_simulation
@@ -132,7 +132,7 @@ def list_examples(module: CompiledModule, graph: Graph, given: Any) -> Sequence[
     if given is None:
         dummy = _graph_inputs(state, (), generate_dummy_inputs(module))
         return [list(choose_example(graph, dummy))]
-    call = pack_arguments(state.signature.parameters, given)
+    call = pack_arguments(state.signature.parameters, convert_arrays(given, "example_inputs"))
     return [_graph_inputs(state, call.args, call.kwargs)]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from clika_ref.compiled.runners import load_runner
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import DisagreementError, format_count
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, walk
 from clika_ref.core.targets import Target
 from clika_ref.export.input_rounding import find_rounding_layers, run_with_rounded_inputs
 from clika_ref.export.layer_check import describe_first_broken_layer
@@ -70,7 +70,7 @@ def compare_quantized(
     problem = target.unavailable_reason()
     if problem is not None:
         return f"not compared: {problem}"
-    if any(node.is_random for node in graph.nodes):
+    if any(node.is_random for node in walk(graph)):
         return "not compared: the model draws random numbers"
     noises = _measure_noise(artifact, target, graph, examples, expected)
     total, samples = _Noise.of_all(noises.values()), sum(map(sample_count, examples))
@@ -191,4 +191,4 @@ class _Noise:
 
 def _has_fp16(graph: Graph) -> bool:
     halves = (torch.float16, torch.bfloat16)
-    return any(v.type.dtype in halves for node in graph.nodes for v in node.outputs)
+    return any(v.type.dtype in halves for node in walk(graph) for v in node.outputs)

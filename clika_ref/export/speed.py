@@ -54,13 +54,15 @@ class SpeedComparison:
 
     @property
     def is_faster(self) -> bool | None:
-        """Whether the artifact is faster; None if there are too few pairs, or the middle halves of times overlap."""
+        """Whether the artifact is faster; None if there are too few pairs, or no clear difference.
+
+        The middle halves of the times must not overlap, and the medians must differ by `MIN_DIFFERENCE`.
+        """
         if len(self.seconds) < MIN_PAIRS:
             return None
         own, other = _middle_half(self.seconds), _middle_half(self.float_seconds)
-        if own[1] < other[0]:
-            return True
-        return False if own[0] > other[1] and self.ratio > 1 + MIN_DIFFERENCE else None
+        is_apart = own[1] < other[0] or own[0] > other[1]
+        return self.ratio < 1 if is_apart and abs(self.ratio - 1) > MIN_DIFFERENCE else None
 
     def __str__(self) -> str:
         where = f"on {format_count(self.threads, 'thread')}"

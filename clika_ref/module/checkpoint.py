@@ -15,7 +15,7 @@ from clika_ref.compiled.quantization_state import target_of
 from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, learned_quantization, log_scales_of
 from clika_ref.compiled.weights import tensors_by_name
 from clika_ref.core.errors import ModelError, format_install_command
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, walk
 from clika_ref.core.registry import Registry
 from clika_ref.module.state_dict import build_module, describe_state, isolate_from_caller_modes
 from clika_ref.module.weight_storage import find_storable_weights, with_nearest_rounding
@@ -142,7 +142,7 @@ def _reject_foreign_tensors(module: CompiledModule, graph: Graph) -> None:
 def _settings_document(module: CompiledModule, graph: Graph) -> dict[str, Any]:
     """Return the user's settings, and the versions of the plugins that the module needs."""
     state = module.clika_state
-    deployment, request, used = state.deployment, state.request, {node.op.name for node in graph.nodes}
+    deployment, request, used = state.deployment, state.request, {node.op.name for node in walk(graph)}
     needed = [p for p in state.registry.plugins if not used.isdisjoint(operator.name for operator in p.operators)]
     return {
         ModuleKey.PLUGINS: {plugin.distribution: plugin.version for plugin in needed},

@@ -43,7 +43,8 @@ def cache_per_call(ask: Callable[[Node, onnx.ModelProto], str | None]) -> Callab
     @functools.wraps(ask)
     def cached_reason(node: Node) -> str | None:
         operands = tuple(v.type if isinstance(v, Value) else repr(v) for v in node.inputs)
-        call = (node.op.lowering, operands, repr(node.attrs), tuple(v.type for v in node.outputs))
+        bodies = tuple(map(str, node.bodies))
+        call = (node.op.lowering, operands, repr(node.attrs), tuple(v.type for v in node.outputs), bodies)
         if call not in reasons:
             if len(reasons) == MAX_CACHED_CALLS:
                 reasons.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from clika_ref.onnx_export.int4 import pack_int4
 from clika_ref.onnx_export.sizes import SizeEmitter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from clika_ref.core.types import Dim
 
@@ -67,6 +68,7 @@ class OnnxBuilder:
         self._types: dict[ir.Value, TensorType | torch.dtype] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._counts: dict[str, int] = {}
+        self._format_size = functools.cache(str)  # sympy takes milliseconds to print the sizes after strided layers
 
     # Nodes
 
@@ -105,6 +107,20 @@ class OnnxBuilder:
         self._types.update(dict.fromkeys(node.outputs, self._infer_dtype(op_type, operands, attrs)))
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
+    @contextlib.contextmanager
+    def subgraph(self, *, is_closed: bool = False) -> Iterator[SubgraphBuilder]:
+        """Add the nodes of the context to a subgraph of the next node, such as a branch of ``If``.
+
+        Its nodes may read all values outside; what it computes is known inside only. If it ``is_closed``, sizes are
+        read from its own inputs.
+        """
+        nodes, self.nodes = self.nodes, []
+        with self.sizes.inner_scope(is_closed=is_closed):
+            try:
+                yield SubgraphBuilder(self)
+            finally:
+                self.nodes = nodes
+
     def adopt(self, nodes: Sequence[ir.Node]) -> None:
         """Add nodes that another recorder created."""
         for node in nodes:
@@ -114,14 +130,15 @@ class OnnxBuilder:
                 self._types.setdefault(value, self.results[0].dtype)
 
     def _append(self, node: ir.Node) -> None:
-        node.name = self._name(node.op_type)
+        node.name = self.new_name(node.op_type)
         node.metadata_props.update(self.metadata)
         self.domains.add(node.domain)
         self.nodes.append(node)
         for value in node.outputs:
-            value.name = self._name(f"{node.op_type}_out")
+            value.name = self.new_name(f"{node.op_type}_out")
 
-    def _name(self, hint: str) -> str:
+    def new_name(self, hint: str) -> str:
+        """Return a unique name for a node or value of the current lowering."""
         base = f"{self.prefix}/{hint}"
         count = self._counts.get(base, 0)
         self._counts[base] = count + 1
@@ -156,6 +173,12 @@ class OnnxBuilder:
                 self.require_opset(BFLOAT16_OPSET if _takes_bfloat16(op_type, position, BFLOAT16_OPSET) else self.opset)
 
     # Types of values
+
+    def annotate(self, value: ir.Value, type: TensorType) -> None:
+        """Declare the type of a value, and write it into the model."""
+        value.type = ir.TensorType(to_onnx(type.dtype))
+        value.shape = ir.Shape([d if isinstance(d, int) else self._format_size(d) for d in type.shape])
+        self.declare(value, type)
 
     def declare(self, value: ir.Value, type: TensorType | torch.dtype) -> ir.Value:
         """Record the type of a value (for an intermediate: at least its dtype)."""
@@ -215,6 +238,10 @@ class OnnxBuilder:
             return self.cast(self.sizes.scalar(number), dtype)
         return self.constant(number, dtype)
 
+    def is_constant(self, x: ir.Value) -> bool:
+        """Return whether a value is a constant of the model."""
+        return x.const_value is not None
+
     def as_int4(self, x: ir.Value) -> ir.Value:
         """Return an int8 constant stored as INT4; return a computed value unchanged."""
         stored, shape = x.const_value, x.shape
@@ -230,7 +257,11 @@ class OnnxBuilder:
 
     def like(self, x: ir.Value, number: Any) -> ir.Value:
         """Return a number as a 0-d value with the dtype of ``x``; return a value unchanged."""
-        return number if isinstance(number, ir.Value) else self.scalar(number, self.dtype(x))
+        return self.like_scalar(number, self.dtype(x))
+
+    def like_scalar(self, x: Any, dtype: torch.dtype) -> ir.Value:
+        """Return ``x``, a number, as a 0-d value of ``dtype``; return a value unchanged."""
+        return x if isinstance(x, ir.Value) else self.scalar(x, dtype)
 
     def ints(self, numbers: Sequence[Any]) -> ir.Value:
         """Return int64[n] with the given elements; they may be size expressions."""
@@ -268,6 +299,36 @@ class OnnxBuilder:
             dims[symbolic[0]] = -1
         zero = 0 in dims
         return self.Reshape(x, self.ints(dims), allowzero=1 if zero or len(symbolic) > 1 else None)
+
+
+class SubgraphBuilder:
+    """A subgraph under construction; see `OnnxBuilder.subgraph`."""
+
+    def __init__(self, op: OnnxBuilder) -> None:
+        self.op = op
+        self.name = op.new_name("subgraph")
+        self.inputs: list[ir.Value] = []
+
+    def add_input(self, dtype: torch.dtype, shape: Sequence[Dim]) -> ir.Value:
+        """Append an input of the subgraph."""
+        value = ir.Value(name=self.op.new_name("subgraph_in"))
+        self.op.annotate(value, TensorType(dtype, tuple(shape)))
+        self.inputs.append(value)
+        return value
+
+    def finish(self, outputs: Sequence[ir.Value], types: Sequence[TensorType]) -> ir.Graph:
+        """Return the subgraph with outputs of these types: the attribute of the node that runs it.
+
+        A value from outside, or returned twice, is copied: each output is the result of a node of the subgraph.
+        """
+        made = {value for node in self.op.nodes for value in node.outputs}
+        results: list[ir.Value] = []
+        for value, kind in zip(outputs, types, strict=True):
+            own = value if value in made else self.op.Identity(value)
+            made.discard(own)
+            self.op.annotate(own, kind)
+            results.append(own)
+        return ir.Graph(self.inputs, results, nodes=self.op.nodes, name=self.name)
 
 
 @functools.cache

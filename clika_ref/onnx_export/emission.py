@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -10,7 +11,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from clika_ref.core.errors import ClikaError, PluginError, TargetError, format_count
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node, Value, list_read_constants, walk
 from clika_ref.core.symbols import Symbol, SymbolSource, is_symbolic, make_symbol
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.builder import OPSET, NewerOpsetError, OnnxBuilder
@@ -61,8 +62,8 @@ def emit_node(node: Node) -> ir.Model:
     for dim, symbol in enumerate(map(str, sizes.type.shape)):
         graph.symbols[symbol] = Symbol(symbol, 0, None, SymbolSource(sizes.name, dim))
     operands = {v: graph.add_input(v.type, "operand") for v in node.inputs if isinstance(v, Value)}
-    inputs = [operands[v] if isinstance(v, Value) else v for v in node.inputs]
-    twin = graph.insert(Node(node.op, inputs, node.attrs, node.origin), [v.type for v in node.outputs])
+    inner = {v: graph.add_constant(v.data, v.name, v.type) for body in node.bodies for v in list_read_constants(body)}
+    twin = graph.insert_copy(node, inner | operands)
     for value in twin.outputs:
         graph.add_output(value)
     return emit(graph)
@@ -86,7 +87,7 @@ def check_lowerable(graph: Graph) -> None:
     Raises:
         TargetError: nodes have none; the message lists all of them.
     """
-    missing = [node for node in graph.nodes if node.op.lowering is None]
+    missing = [node for node in walk(graph) if node.op.lowering is None]
     if missing:
         shown = "\n".join(f"  {node.op.name} in {node.origin}" for node in missing)
         raise TargetError(
@@ -95,13 +96,28 @@ def check_lowerable(graph: Graph) -> None:
         )
 
 
+class EmittedBody:
+    """A body of control flow, as a lowering gets it: a call emits its nodes at the current place."""
+
+    def __init__(self, emission: _Emission, body: Graph) -> None:
+        self._emission = emission
+        self._body = body
+        self.input_types = tuple(value.type for value in body.inputs)
+        self.output_types = tuple(value.type for value in body.outputs)
+
+    def __call__(self, *operands: Any) -> tuple[ir.Value, ...]:
+        """Return the results for operands: ONNX values, or numbers and size expressions."""
+        return self._emission.emit_body(self._body, operands)
+
+
 class _Emission:
     def __init__(self, graph: Graph, opset: int) -> None:
         self.graph = graph
         self.op = OnnxBuilder(opset)
         self.values: dict[Value, ir.Value] = {}
         self.symbols: dict[str, list[Symbol]] = {}
-        self.format_size = functools.cache(str)  # sympy takes milliseconds to print the sizes after strided layers
+        self.copies: Counter[str] = Counter()
+        """How often each value of a body was emitted: the condition of a loop is, before the loop and in it."""
         for symbol in graph.symbols.values():
             self.symbols.setdefault(symbol.source.name, []).append(symbol)
 
@@ -115,6 +131,7 @@ class _Emission:
         for node in self.graph.nodes:
             self._lower(node)
         outputs = self._outputs()
+        self._move_quantized_weights()
         onnx_graph = ir.Graph(
             inputs,
             outputs,
@@ -128,14 +145,9 @@ class _Emission:
 
     def _declare(self, value: Value) -> ir.Value:
         onnx = ir.Value(name=value.name)
-        self._annotate(onnx, value.type)
+        self.op.annotate(onnx, value.type)
         self.values[value] = onnx
         return onnx
-
-    def _annotate(self, onnx: ir.Value, type: TensorType) -> None:
-        onnx.type = ir.TensorType(to_onnx(type.dtype))
-        onnx.shape = ir.Shape([d if isinstance(d, int) else self.format_size(d) for d in type.shape])
-        self.op.declare(onnx, type)
 
     def _constant(self, value: Value) -> None:
         onnx = self._declare(value)
@@ -165,17 +177,66 @@ class _Emission:
         new = {value for onnx_node in op.nodes[first_new:] for value in onnx_node.outputs}
         for value, onnx in zip(node.outputs, results, strict=True):
             if onnx in new:
-                onnx.name = value.name
+                onnx.name = self._free_name(value)
                 new.discard(onnx)
-                self._annotate(onnx, value.type)
+                self.op.annotate(onnx, value.type)
             self.values[value] = onnx
             self._bind(value)
         op.metadata = {}
 
+    def _move_quantized_weights(self) -> None:
+        """Store the constants that subgraphs dequantize in these: ONNX Runtime looks for them there only."""
+        for top in self.op.nodes:
+            for part in top.attributes.values():
+                if part.type != ir.AttributeType.GRAPH:
+                    continue
+                for node in ir.traversal.RecursiveGraphIterator(part.as_graph()):
+                    if node.op_type == "DequantizeLinear":
+                        self._move_constants(node)
+
+    def _move_constants(self, node: ir.Node) -> None:
+        owner = node.graph
+        assert isinstance(owner, ir.Graph)
+        for position, value in enumerate(node.inputs):
+            if value is None or value.name not in self.op.initializers:
+                continue
+            if all(use.node.graph is owner for use in value.uses()):
+                del self.op.initializers[value.name]
+                owner.register_initializer(value)
+                continue
+            name = f"{owner.name}/{value.name}"
+            if name not in owner.initializers:
+                copy = ir.Value(name=name, shape=value.shape, type=value.type, const_value=value.const_value)
+                owner.register_initializer(copy)
+            node.replace_input_with(position, owner.initializers[name])
+
+    def _free_name(self, value: Value) -> str:
+        self.copies[value.name] += 1
+        return value.name if self.copies[value.name] == 1 else f"{value.name}/{self.copies[value.name]}"
+
+    def emit_body(self, body: Graph, operands: Sequence[Any]) -> tuple[ir.Value, ...]:
+        """Emit the nodes of a body at the current place, with these operands; return its results."""
+        op = self.op
+        outer = op.prefix, op.results, op.metadata
+        inner = [symbol for symbol in body.symbols.values() if not op.sizes.has_source(symbol)]
+        for symbol in inner:
+            self.symbols.setdefault(symbol.source.name, []).append(symbol)
+        for value, operand in zip(body.inputs, operands, strict=True):
+            if isinstance(operand, ir.Value) or value.use_count or self.symbols.get(value.name):
+                self.values[value] = op.like_scalar(operand, value.type.dtype)
+                self._bind(value)
+        for node in body.nodes:
+            self._lower(node)
+        op.prefix, op.results, op.metadata = outer
+        for symbol in inner:
+            self.symbols[symbol.source.name].remove(symbol)
+        return tuple(self.values[value] for value in body.outputs)
+
     def _call(self, node: Node, operands: list[Any]) -> tuple[ir.Value, ...]:
         assert node.op.lowering is not None
+        bodies = {name: EmittedBody(self, body) for name, body in zip(node.op.bodies, node.bodies, strict=True)}
         try:
-            result = node.op.lowering(self.op, *operands, **node.attrs)
+            result = node.op.lowering(self.op, *operands, **node.attrs, **bodies)
         except NewerOpsetError:
             raise
         except ClikaError as error:
@@ -200,7 +261,7 @@ class _Emission:
                 self.op.prefix = value.name
                 onnx = self.op.Identity(onnx)
                 onnx.name = value.name
-                self._annotate(onnx, value.type)
+                self.op.annotate(onnx, value.type)
             outputs.append(onnx)
         return outputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -12,7 +13,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import atom_to_number, is_symbolic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import onnx_ir as ir
 
@@ -39,6 +40,26 @@ class SizeEmitter:
         anything = sympy.Dummy(integer=True, nonnegative=lowest is not None or None)
         self._in_range[symbol.expr] = anything + (lowest or 0)
 
+    def has_source(self, symbol: Symbol) -> bool:
+        """Return whether a value that carries the symbol is known."""
+        return symbol.expr in self._sources
+
+    @contextlib.contextmanager
+    def inner_scope(self, *, is_closed: bool) -> Iterator[None]:
+        """Forget all that is emitted in the context at its end: other nodes cannot read it.
+
+        If the context ``is_closed``, it does not know what was emitted before.
+        """
+        before = self._sources, self._vectors, self._scalars
+        if is_closed:
+            self._sources, self._vectors, self._scalars = {}, {}, {}
+        else:
+            self._sources, self._vectors, self._scalars = map(dict, before)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            self._sources, self._vectors, self._scalars = before
+
     def may_be_zero(self, size: Any) -> bool:
         """Whether a size can be 0 within the ranges of its symbols."""
         return not size.xreplace(self._in_range).is_positive if is_symbolic(size) else size == 0
@@ -52,12 +73,17 @@ class SizeEmitter:
                 if run:
                     parts.append(self.op.ints(run))
                     run = []
-                parts.append(self.emit_vector(size))
+                parts.append(self._emit_whole(size))
             else:
                 run.append(int(size))
         if run:
             parts.append(self.op.ints(run))
         return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
+
+    def _emit_whole(self, expr: sympy.Basic) -> ir.Value:
+        """Return a whole number as int64[1]; with a factor such as 1/2 it was computed in float64."""
+        value = self.emit_vector(expr)
+        return self.op.cast(self.op.Round(value), torch.int64) if self.op.dtype(value) == torch.float64 else value
 
     def scalar(self, expr: sympy.Basic) -> ir.Value:
         """Return an expression as a 0-d value."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node, Value, list_read_constants
 from clika_ref.pruning.attribute_search import check_removable
 from clika_ref.pruning.channel_dims import GROUP_DIM, ChannelDims, find_channel_dims
 from clika_ref.pruning.dependency_graph import DependencyGraph, DimUnits, is_periodic
@@ -36,7 +36,9 @@ def build_dependency_graph(graph: Graph, sizes: Mapping[str, int]) -> Dependency
     with torch.no_grad():
         for node in graph.nodes:
             dims = find_channel_dims(node)
-            if dims is not None and found.units_of(dims.weight):
+            if node.bodies:
+                _fix_control_flow(found, node)
+            elif dims is not None and found.units_of(dims.weight):
                 _couple_layer(found, node, dims)
             elif any(found.units_of(v) for v in node.inputs if isinstance(v, Value)):
                 _couple_node(found, node, sizes)
@@ -45,6 +47,14 @@ def build_dependency_graph(graph: Graph, sizes: Mapping[str, int]) -> Dependency
     for name, value in graph.state.items():
         found.fix(value, f"a call writes it to {name!r}")
     return found
+
+
+def _fix_control_flow(found: DependencyGraph, node: Node) -> None:
+    """Keep all channels that control flow reads or returns, also in its bodies."""
+    inner = [value for body in node.bodies for value in list_read_constants(body)]
+    for value in (*node.inputs, *inner, *node.outputs):
+        if isinstance(value, Value):
+            found.fix(value, f"{node.op_type} ({node.name}) runs layers that are not pruned")
 
 
 def _couple_layer(found: DependencyGraph, node: Node, layer: ChannelDims) -> None:

@@ -36,8 +36,14 @@ def _matmul(op, a, b):
 
 
 def _matmul_vector(op, a, vector):
-    """Return ``a[..., k] @ vector[k]``; for ``k = 0``, ONNX Runtime 1.31 leaves the result uninitialized."""
-    product, terms = _matmul(op, a, vector), op.shape(a)[-1]
+    """Return ``a[..., k] @ vector[k]``, as the product with a column.
+
+    If ``a`` is transposed, ONNX Runtime 1.31 fuses that with a product of a vector, and returns wrong elements. For
+    ``k = 0``, it leaves the result uninitialized.
+    """
+    terms, is_matrix = op.shape(a)[-1], op.rank(a) > 1
+    product = _matmul(op, a, op.Unsqueeze(vector, op.ints([1])) if is_matrix else vector)
+    product = op.Squeeze(product, op.ints([-1])) if is_matrix else product
     return op.Where(is_nonempty(op, terms), product, op.like(a, 0)) if op.sizes.may_be_zero(terms) else product
 
 

@@ -328,7 +328,7 @@ def _(draw, s):
 # All and any
 
 
-@operator(aten.all.default, aten.all.dims, error=EXACT)
+@operator(aten.all.default, aten.all.dims, aten._is_all_true.default, error=EXACT)  # noqa: SLF001 - a name of ATen
 def all_(x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Whether all elements over the dims ``dim`` (None: all) are nonzero."""
     return torch.all(x, dim=dim, keepdim=keepdim)
@@ -343,7 +343,7 @@ def _(x, dim, keepdim=False):
     return all_.call(x, dim=(dim,), keepdim=keepdim)
 
 
-@operator(aten.any.default, aten.any.dims, error=EXACT)
+@operator(aten.any.default, aten.any.dims, aten._is_any_true.default, error=EXACT)  # noqa: SLF001 - a name of ATen
 def any_(x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Whether any element over the dims ``dim`` (None: all) is nonzero."""
     return torch.any(x, dim=dim, keepdim=keepdim)

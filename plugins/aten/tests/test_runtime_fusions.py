@@ -15,6 +15,8 @@ COMPUTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros around negative numbers, then their maximum": lambda x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1)), 3, 1),
     "zeros around, then a maximum that pads": lambda x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1)), 3, 1, padding=1),
     "more zeros around than a window is long": lambda x: F.avg_pool2d(F.pad(x, (3, 3, 3, 3)), 2),
+    "a transpose, then a product with a vector": lambda x: x[0, 0].t() @ x[0, 0, :, 0],
+    "a transposed batch, then a product with a vector": lambda x: x[0].transpose(1, 2) @ x[0, 0, :, 0],
     "a transpose, then windows as columns": lambda x: F.unfold(x.permute(0, 3, 1, 2), (2, 1), padding=(1, 0)),
 }
 

@@ -118,6 +118,8 @@ FORMS: dict[Any, list[Form]] = {
     aten.min.dim: [bind_arguments(X, -1, True)],
     aten.aminmax.default: [bind_arguments(X), bind_arguments(X, dim=0)],
     aten.all.default: [bind_arguments(POSITIVE)],
+    aten._is_all_true.default: [bind_arguments(POSITIVE), bind_arguments(X > -9)],
+    aten._is_any_true.default: [bind_arguments(POSITIVE), bind_arguments(X > 9)],
     aten.all.dim: [bind_arguments(POSITIVE, 0), bind_arguments(POSITIVE, 1, True)],
     aten.all.dims: TRUTH,
     aten.any.default: [bind_arguments(POSITIVE)],

@@ -18,7 +18,7 @@ def addmm_to_linear(node: Node, build: Builder):
     bias, x, weight = node.inputs
     if (node.attrs["beta"], node.attrs["alpha"]) != (1, 1):
         return Skip("scales its bias or its product")
-    if not weight.is_constant or weight.name in build.graph.state or not weight.type.dtype.is_floating_point:
+    if not weight.is_constant or build.graph.is_overwritten(weight.name) or not weight.type.dtype.is_floating_point:
         return Skip("its second factor is computed, overwritten by a call, or an integer tensor", 1)
     if bias.type != TensorType(weight.type.dtype, weight.type.shape[1:]) or node.output.type.dtype != bias.type.dtype:
         return Skip("the added tensor is not a bias with one element for each column", 2)

@@ -76,7 +76,7 @@ def _pad_operands(operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:
 
 
 def _is_fixed(value: Any, graph: Graph) -> bool:
-    return isinstance(value, Value) and value.is_constant and value.name not in graph.state
+    return isinstance(value, Value) and value.is_constant and not graph.is_overwritten(value.name)
 
 
 def _scale_and_shift(bias: Value | None, statistics: Sequence[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -45,9 +45,9 @@ class FoldLiterals(CleanupPass):
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold literals; the results get names under ``clika.``."""
-        _Folding(graph, self.limit_bytes, lambda value: is_literal(value) and value.name not in graph.state).fold(
-            f"{CONSTANT_PREFIX}literal_{{}}"
-        )
+        _Folding(
+            graph, self.limit_bytes, lambda value: is_literal(value) and not graph.is_overwritten(value.name)
+        ).fold(f"{CONSTANT_PREFIX}literal_{{}}")
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class FoldConstants(CleanupPass):
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold all constants except state."""
-        _Folding(graph, self.limit_bytes, lambda value: value.name not in graph.state, self.keep, states=True).fold(
-            "{}"
-        )
+        _Folding(
+            graph, self.limit_bytes, lambda value: not graph.is_overwritten(value.name), self.keep, states=True
+        ).fold("{}")
 
 
 @dataclass
@@ -114,7 +114,9 @@ class _Folding:
         return self.known[value].clone()  # a state dict saved to a file must not contain two views of one memory
 
     def _is_foldable(self, node: Node) -> bool:
-        if node.op.random or node.op_type in self.keep or any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):
+        if node.op.random or node.bodies or node.op_type in self.keep:
+            return False
+        if any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):
             return False
         if any(isinstance(v, Value) and not self._is_known(v) for v in node.inputs):
             return False

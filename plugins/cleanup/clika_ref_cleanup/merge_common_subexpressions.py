@@ -18,7 +18,7 @@ LITERAL_TYPES = (bool, int, str, type(None), torch.dtype, torch.device, torch.la
 
 
 class MergeCommonSubexpressions(CleanupPass):
-    """Merge calls of one operator with equal operands and attributes, except random ones.
+    """Merge calls of one operator with equal operands and attributes, except random ones and control flow.
 
     Numbers are equal only if their types and bits are: 1, 1.0 and True differ, and so do 0.0 and -0.0.
     """
@@ -46,7 +46,8 @@ class MergeCommonSubexpressions(CleanupPass):
 def call_key(node: Node) -> Hashable:
     """Return a key that is equal for two calls exactly if they compute the same."""
     attrs = tuple((name, literal_key(node.attrs[name])) for name in sorted(node.attrs))
-    return node.op, tuple(map(literal_key, node.inputs)), attrs, tuple(value.type for value in node.outputs)
+    types = tuple(value.type for value in node.outputs)
+    return node.op, tuple(map(literal_key, node.inputs)), attrs, types, node.bodies
 
 
 def literal_key(item: Any) -> Hashable:

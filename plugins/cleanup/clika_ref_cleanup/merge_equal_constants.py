@@ -36,7 +36,7 @@ class MergeEqualConstants(CleanupPass):
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Compare elements only within groups of one dtype and shape, and deferred constants by their functions."""
-        used = [v for name, v in graph.constants.items() if v.uses and name not in graph.state]
+        used = [v for name, v in graph.constants.items() if v.uses and not graph.is_overwritten(name)]
         for same in _group_equal([v for v in used if is_deferred(v)], lambda v: v.deferred_data):
             _merge(graph, same)
         there = [v for v in used if not is_deferred(v) and v.data is not None and v.data.device.type != "meta"]

@@ -147,7 +147,7 @@ class _RegionRewriter:
 
     def _is_cheap(self, value: Value) -> bool:
         """Whether a constant can be permuted ahead of time."""
-        if is_deferred(value) or value.data is None or value.name in self.graph.state:
+        if is_deferred(value) or value.data is None or self.graph.is_overwritten(value.name):
             return False
         return value.data.nbytes <= self.limit_bytes or len(value.uses) == 1
 

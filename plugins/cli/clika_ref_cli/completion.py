@@ -13,7 +13,9 @@ from typing import Any, get_args, get_type_hints
 from clika_ref.core.hooks import ENTRY_POINT_GROUP
 from clika_ref.settings.compile_options import TARGET_DISTRIBUTIONS, TARGET_SHORT_NAMES, ClikaCompileOptions
 
-DISTRIBUTIONS_WITHOUT_TARGETS = frozenset({"clika-ref-aten", "clika-ref-cleanup", "clika-ref-visualize"})
+DISTRIBUTIONS_WITHOUT_TARGETS = frozenset(
+    {"clika-ref-aten", "clika-ref-cleanup", "clika-ref-torchvision", "clika-ref-visualize"}
+)
 """Our distributions that provide no targets."""
 
 

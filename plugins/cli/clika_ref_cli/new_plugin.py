@@ -30,7 +30,10 @@ MAX_NAME_LENGTH = 30
 """Maximum number of characters, which keeps the generated lines within 120 columns."""
 
 RESERVED_NAMES = frozenset(
-    {"aten", "cleanup", "cli", "conformance", "example", "onnxruntime", "openvino", "tensorrt", "visualize"}
+    {
+        *("aten", "cleanup", "cli", "conformance", "example", "onnxruntime", "openvino", "tensorrt", "torchvision"),
+        "visualize",
+    }
 )
 """Names of this project's own distributions, installed or not."""
 

@@ -86,9 +86,9 @@ CASES = {
         {"QLinearConv": 4, "QLinearAdd": 1},
     ),
     "gate": (
-        Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(y * torch.sigmoid(y))),
+        Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(y * torch.sigmoid(LAST(y)))),
         make_image(),
-        {"QLinearConv": 3, "QLinearSigmoid": 1, "QLinearMul": 1},
+        {"QLinearConv": 4, "QLinearSigmoid": 1, "QLinearMul": 1},
     ),
     "leaky": (Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(F.leaky_relu(y))), make_image(), {"QLinearLeakyRelu": 1}),
     "join": (

@@ -18,6 +18,7 @@ from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import Target
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
 from clika_ref.settings.compile_options import BaseDeploymentSettings
+from clika_ref_openvino.biases import separate_biases
 from clika_ref_openvino.core import core
 from clika_ref_openvino.explaining import read_precisions, seconds_of_nodes
 from clika_ref_openvino.own_files import open_own_file
@@ -28,6 +29,12 @@ OWN_SUFFIX = ".xml"
 
 PROFILED_CALLS = 12
 """Number of timed calls: enough for a median that ignores the first ones, which allocate."""
+
+UNSUPPORTED_OPERATORS: Mapping[str, str] = {
+    "deform_conv2d": "OpenVINO does not read deformable convolutions (DeformConv of ONNX)",
+    "roi_pool": "OpenVINO rounds the corners of regions differently. Use roi_align",
+}
+"""Operators that OpenVINO 2026.4 does not run, or computes differently, and the reasons."""
 
 FILE_PRECISION_OPTIONS: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 """Compute in the types of the file: some processors default to bfloat16, and quantize the inputs of low-bit weights."""
@@ -54,8 +61,8 @@ class OpenVino(Target):
         return None if find_spec("openvino") else "openvino is not installed; pip install openvino"
 
     def unsupported_reason(self, node: Node) -> str | None:
-        """Return why a node cannot be written as ONNX, or None."""
-        return onnx_unsupported_reason(node)
+        """Return why a node cannot be written as ONNX, or read by OpenVINO, or None."""
+        return UNSUPPORTED_OPERATORS.get(node.op.name) or onnx_unsupported_reason(node)
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file, or in OpenVINO's own format if the path ends in ``.xml``.
@@ -66,10 +73,11 @@ class OpenVino(Target):
         """
         if path.suffix != OWN_SUFFIX:
             _check_suffix_case(path)
-            return write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
+            external_data = options.get("external_data", False)
+            return write_artifact(graph, path, self.name, external_data=external_data, rewrite=separate_biases)
         ov = self._runtime()
         with tempfile.TemporaryDirectory() as folder:
-            onnx = write_artifact(graph, Path(folder) / "model.onnx", self.name)
+            onnx = write_artifact(graph, Path(folder) / "model.onnx", self.name, rewrite=separate_biases)
             try:
                 ov.save_model(core().read_model(str(onnx.path)), str(path), compress_to_fp16=False)
             except RuntimeError as error:

@@ -30,6 +30,7 @@ EXPLICIT_SCHEME = QuantizationScheme(
     per_tensor_weights=TRANSPOSED_CONVOLUTIONS,
     is_all_or_none_quantized=True,
     weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS, bits=frozenset({4}), blocks={4: frozenset({64, 128})}),
+    has_float_bodies=True,
 )
 """Quantize only the inputs of layers; for a residual, only the operand that is added to a convolution's result."""
 

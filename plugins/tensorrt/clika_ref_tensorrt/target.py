@@ -17,7 +17,7 @@ from clika_ref_onnxruntime.target import OnnxRuntime, OnnxRuntimeRunner
 
 from clika_ref.core.artifacts import Artifact, Runner, Violation
 from clika_ref.core.errors import TargetError
-from clika_ref.core.ir import Graph, Node
+from clika_ref.core.ir import Graph, Node, walk
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import Target
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
@@ -51,6 +51,9 @@ class TensorRt(Target):
 
     def unsupported_reason(self, node: Node) -> str | None:
         """Return why a node is unsupported, or None: it lacks an ONNX form, or TensorRT lacks its operator or dtype."""
+        inner = (n for body in node.bodies for n in walk(body))
+        if any(n.op_type in ("quantize", "dequantize") for n in inner):
+            return "TensorRT runs no quantized layers inside control flow. Keep its layers in float"
         return onnx_unsupported_reason(node) or find_node_fault(node)
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:

@@ -1,0 +1,1 @@
+"""Operators of torchvision, and forms of its detectors' functions that traces need."""
