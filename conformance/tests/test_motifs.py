@@ -8,6 +8,7 @@ import pytest
 import torch
 from clika_ref_cleanup.fold_batch_norm import FOLDABLE_RANKS
 from clika_ref_cleanup.layouts import LAST_DIM_OPERATORS
+from clika_ref_cleanup.mul_to_silu import mul_to_silu
 from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder
 from clika_ref_conformance.drawing.motifs import motif_search
@@ -18,9 +19,9 @@ from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder
 from clika_ref_conformance.drawing.motifs.varying import redraw_call, substitute_random_operators
 
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
-from clika_ref.core.rewriter import Skip, apply_rules, rule
+from clika_ref.core.rewriter import apply_rules
 from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
@@ -177,20 +178,11 @@ def test_find_motifs_goal_reached_by_other_not_unreached(monkeypatch):
     assert found.unreached_goals == []
 
 
-@rule("mul")
-def fuse_silu(node: Node, build: Builder):
-    """``x * sigmoid(x)`` is ``silu(x)``."""
-    match node.inputs:
-        case (Value() as x, Value(producer=Node("sigmoid", (y,)))) if x is y and x.type.dtype.is_floating_point:
-            return build("silu", x)
-    return Skip("is no such product")
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_draw_chain_rejoining_paths_found(seed):
     """Paths that join again occur as motifs."""
     goal = MotifGoal(
-        "rule", lambda graph: apply_rules(graph, [fuse_silu], REGISTRY.operators) > 0, ("mul",), [("sigmoid",)]
+        "rule", lambda graph: apply_rules(graph, [mul_to_silu], REGISTRY.operators) > 0, ("mul",), [("sigmoid",)]
     )
     random = Random(seed)
     chains = (motif_search.draw_chain(random, REGISTRY.operators, goal, i, forgets=False) for i in range(2000))

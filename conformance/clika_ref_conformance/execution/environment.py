@@ -18,6 +18,7 @@ REPORTED_LIBRARIES = ("torch", "numpy", "onnx", "onnxscript", "hypothesis", "cli
 REPORTED_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
+    "MKL_CBWR",
     "CUDA_VISIBLE_DEVICES",
     "CLIKA_REF_PLUGINS",
     "PYTHONHASHSEED",

@@ -94,7 +94,8 @@ class WorkerProcess:
         self.overdue = False
         """Whether it was killed because it exceeded its deadline."""
         self.stderr = tempfile.TemporaryFile("w+b", dir=setup.folder)  # noqa: SIM115 - closed with the process
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # Otherwise MKL rounds products of matrices by where the operands lie in memory.
+        environment = {"MKL_CBWR": "AUTO", **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "clika_ref_conformance.execution.worker"],
             stdin=subprocess.PIPE,

@@ -8,6 +8,7 @@ import clika_ref_cleanup.fold_constants as constants
 import clika_ref_cleanup.merge_chains as chains
 import clika_ref_cleanup.merge_common_subexpressions as subexpressions
 import clika_ref_cleanup.merge_equal_constants as equals
+import clika_ref_cleanup.mul_to_silu as silus
 import clika_ref_cleanup.remove_dropout as dropout
 import clika_ref_cleanup.remove_identities as identities
 import torch
@@ -306,3 +307,15 @@ def _(original, node, build):
     if weight.type.shape[0] != weight.type.shape[1] or not isinstance(found, Value):
         return found
     return build("linear", x, weight, bias, types=(node.output.type,))
+
+
+# mul-to-silu
+
+
+@FAULTS.rule("mul-to-silu", "the sigmoid of another tensor is taken for its own", silus, "mul_to_silu")
+def _(original, node, build):
+    for x, gate in (node.inputs, node.inputs[::-1]):
+        producer = gate.producer if isinstance(gate, Value) else None
+        if producer is not None and producer.op_type == "sigmoid" and getattr(x, "type", None) == node.output.type:
+            return build("silu", x, types=(node.output.type,))
+    return original(node, build)

@@ -95,7 +95,10 @@ def _write_report(record: RunRecord, out: Path) -> None:
 
 
 def print_record(record: RunRecord, console: Console) -> None:
-    """Print the failures, the declared deviations that occurred, and the accounting."""
+    """Print the declared deviations that occurred, then failures and the accounting: the end of a log is read first."""
+    for account in record.deviations:
+        if account["occurred"]:
+            console.print(f"deviation {account['id']}: {account['occurred']} checks: {account['reason']}", markup=False)
     failures = record.failures
     for result in failures[:MAX_SHOWN_FAILURES]:
         console.print(
@@ -108,9 +111,6 @@ def print_record(record: RunRecord, console: Console) -> None:
         )
     for problem in (*record.problems, *record.inconclusive_reasons, *record.find_accounting_errors()):
         console.print(problem, style="red", markup=False, soft_wrap=True)
-    for account in record.deviations:
-        if account["occurred"]:
-            console.print(f"deviation {account['id']}: {account['occurred']} checks: {account['reason']}", markup=False)
     console.print(_format_summary(record), markup=False, soft_wrap=True)
 
 

@@ -9,9 +9,9 @@ import sympy
 import torch
 
 from clika_ref.core.execution import read_sizes
-from clika_ref.core.symbol_substitution import substitute_symbols
 from clika_ref.core.symbols import evaluate
 from clika_ref.core.types import Dim
+from clika_ref.export.symbol_substitution import substitute_symbols
 from clika_ref_conformance.cases import CaseRun, GraphCase
 
 MAX_REDUCED_LENGTH = 3
