@@ -11,10 +11,10 @@ INSTALL := $(PIP) install --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugins/visualize
-DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
+DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/torchvision plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help install demo test test-all docs pictures conformance neighborhoods mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-observers bench-training clean
+.PHONY: help install demo test test-all docs pictures conformance neighborhoods mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-observers bench-training bench-opinfo breadth clean
 
 help:
 	@echo "make install  build the environment in .venv, with everything for development"
@@ -38,6 +38,8 @@ help:
 	@echo "make bench-trained  compare INT8 for networks with trained weights, in both runtimes"
 	@echo "make bench-observers  compare the default ranges with those of each observer: on loud samples, and on larger inputs"
 	@echo "make bench-training  measure training after compression, pruning and saved files"
+	@echo "make bench-opinfo  export a sample of each operator in PyTorch's own test data"
+	@echo "make breadth compile every architecture of docs/coverage.md, and write that page"
 	@echo "make clean   remove the environment and the caches"
 
 install: $(VENV)/development.stamp
@@ -123,6 +125,12 @@ bench-training: $(VENV)/peers.stamp
 	$(BIN)/python -m benchmarks pruning
 	$(BIN)/python -m benchmarks checkpoints
 
+breadth: $(VENV)/breadth.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks breadth
+
+bench-opinfo: $(VENV)/breadth.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks opinfo
+
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info
 
@@ -148,4 +156,8 @@ $(VENV)/peers.stamp: $(VENV)/development.stamp requirements-peers.txt
 
 $(VENV)/trained.stamp: $(VENV)/peers.stamp requirements-trained.txt
 	$(INSTALL) --no-deps --requirement requirements-trained.txt
+	touch $@
+
+$(VENV)/breadth.stamp: $(VENV)/development.stamp requirements-breadth.txt
+	$(INSTALL) --no-deps --requirement requirements-breadth.txt
 	touch $@

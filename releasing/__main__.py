@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=F
 BUILD_DIR = ROOT / "build"
 WHEELS = BUILD_DIR / "dist"
 
-EXTRAS = "clika-ref[standard,openvino,tensorrt,conformance]"
+EXTRAS = "clika-ref[standard,openvino,tensorrt,torchvision,conformance]"
 EXAMPLE = "clika-ref-example"
 
 LOWEST_VERSION_TESTS = (

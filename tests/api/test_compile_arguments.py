@@ -486,7 +486,7 @@ def test_clika_compile_function_error_names_element(name):
 
     with pytest.raises(KeyError, match="image") as caught:
         clika_compile(Net(), tracing_inputs=images(), **{name: fail_before_call if name == "forward_fn" else fail})
-    assert caught.value.__notes__ == [f"in {name}, called for element 2 of the inputs"]
+    assert caught.value.__notes__ == [f"in {name}, called for tracing input 2"]
 
 
 def test_clika_compile_unread_calibration_inputs_logged(tmp_path, unread_inputs):
