@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from clika_ref.export.configuration import export_configuration as export_configuration
     from clika_ref.integrations.distributing import clika_distribute as clika_distribute
     from clika_ref.module.clika_module import ClikaModule as ClikaModule
+    from clika_ref.partial_graphs.partial_artifact import PartialArtifact as PartialArtifact
+    from clika_ref.partial_graphs.partial_module import PartialClikaModule as PartialClikaModule
     from clika_ref.quantization.qat.distillation import distillation_loss as distillation_loss
     from clika_ref.reporting.progress import SimpleProgressBar as SimpleProgressBar
     from clika_ref.settings.compile_options import BaseDeploymentSettings as BaseDeploymentSettings
@@ -67,6 +69,8 @@ MODULE_BY_PUBLIC_NAME = {
     "LoraSettings": "settings.lora",
     "ModelArgType": "api",
     "ModelError": "core.errors",
+    "PartialArtifact": "partial_graphs.partial_artifact",
+    "PartialClikaModule": "partial_graphs.partial_module",
     "PassError": "core.errors",
     "PluginError": "core.errors",
     "PruningSettings": "settings.pruning",

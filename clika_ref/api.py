@@ -138,7 +138,8 @@ def clika_compile(
         is_dry_run: report the planned steps and return the original model.
         skip_eval_set_mode: do not call ``model.eval()`` before tracing.
         graph_name: name of the graph; by default the class of the model.
-        fullgraph: one graph for the whole model; False is not available in this version.
+        fullgraph: raise an error if the model cannot be captured as one graph. With False, it is compiled in pieces
+            then, with Python between them, and the result is a `PartialClikaModule`.
         dynamic: False makes every dim static; inputs that differ are an error then. None means True, as in
             ``torch.compile``.
         disable: return the original model untouched.
@@ -158,10 +159,11 @@ def clika_compile(
     arguments = locals()  # only the arguments at this point
     with freeze_gc(), open_ranks(distributed_training_settings) as ranks:
         # Importing torch.export and sympy takes a second, so the first compilation pays for it and not the import.
+        from clika_ref.partial_graphs.compilation import compile_in_pieces  # noqa: PLC0415
         from clika_ref.pipeline import CompileRequest, compile_model  # noqa: PLC0415
 
         check_arguments(arguments)
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
         checked: dict[str, Any] = arguments | {"clika_compile_options": options}
         request = CompileRequest(**{field.name: checked[field.name] for field in fields(CompileRequest)})
-        return compile_model(module_or_func, request, ranks)
+        return compile_model(module_or_func, request, ranks, None if fullgraph else compile_in_pieces)

@@ -17,6 +17,7 @@ from clika_ref.capture.callables import TracedCallable, make_callable
 from clika_ref.capture.capture import CaptureResult, capture
 from clika_ref.capture.inputs import CALIBRATION_BATCH, TRACING_INPUT, ForwardFn, ModelCall, check_weights, make_calls
 from clika_ref.capture.memory_limits import run_in_one_stack_chunk
+from clika_ref.capture.messages import CaptureError
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.eager_results import EagerResults
 from clika_ref.compiled.lowering import target_for
@@ -27,6 +28,7 @@ from clika_ref.compress.graph_quantization import calibrate_graph, decide_quanti
 from clika_ref.compress.prune import PRUNING_ON_TRACING_INPUTS
 from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.registry import Registry, clean_graph, load_registry
+from clika_ref.core.targets import Target
 from clika_ref.distributed.decisions import check_same_model, check_same_settings
 from clika_ref.distributed.merging import gather_batches
 from clika_ref.distributed.ranks import Ranks, broadcast_from_rank0, find_separate_processes
@@ -125,9 +127,19 @@ class CompileRequest:
 
 @run_in_one_stack_chunk
 def compile_model(
-    module_or_func: torch.nn.Module | Callable[..., Any], arguments: CompileRequest, ranks: Ranks
-) -> torch.nn.Module | ClikaModule:
-    """Compile a model from the checked arguments of `clika_compile`."""
+    module_or_func: torch.nn.Module | Callable[..., Any],
+    arguments: CompileRequest,
+    ranks: Ranks,
+    fallback: CompileFallback | None = None,
+) -> torch.nn.Module:
+    """Compile a model from the checked arguments of `clika_compile`.
+
+    Args:
+        module_or_func: the model.
+        arguments: the checked arguments.
+        ranks: the processes that compile together.
+        fallback: compiles a model that no tracer captures as one graph; None to raise the error.
+    """
     check_same_settings(_collect_settings_to_compare(arguments), ranks)
     callee = replace(
         _check_callee(module_or_func), is_preserved=not arguments.discard_input_model or arguments.is_dry_run
@@ -136,12 +148,8 @@ def compile_model(
     with CompilationLog.open(arguments.logs_dir, console=ranks.is_first) as log:
         log.write_header(_collect_settings_to_log(arguments))
         _warn_about_arguments(arguments, ranks, log)
-        module = _compile(_CompileContext(callee, arguments, registry, log, ranks))
-    if module is None:
-        return module_or_func  # type: ignore[return-value]
-    options, distributed = arguments.clika_compile_options, arguments.distributed_training_settings
-    module.clika_state.configure(arguments.deployment_settings, options, arguments.logs_dir, distributed)
-    return module
+        module = compile_callee(CompileContext(callee, arguments, registry, log, ranks, fallback))
+    return module_or_func if module is None else module  # type: ignore[return-value]
 
 
 def _check_callee(module_or_func: Any) -> TracedCallable:
@@ -199,7 +207,7 @@ def _warn_about_arguments(arguments: CompileRequest, ranks: Ranks, log: Compilat
 
 
 @dataclass(frozen=True)
-class _CompileContext:
+class CompileContext:
     """The state of one compilation."""
 
     callee: TracedCallable
@@ -207,16 +215,35 @@ class _CompileContext:
     registry: Registry
     log: CompilationLog
     ranks: Ranks
+    fallback: CompileFallback | None = None
+    """Compiles a model that no tracer captures as one graph."""
+
+    @property
+    def target(self) -> Target | None:
+        """The deployment target."""
+        deployment = self.arguments.deployment_settings
+        return None if deployment is None else target_for(deployment, self.registry)
 
 
-def _compile(context: _CompileContext) -> ClikaModule | None:
+CompileFallback = Callable[
+    [CompileContext, list[ModelCall], CalibrationInputs | None, CaptureError], torch.nn.Module | None
+]
+"""Compiles a model from the tracing inputs and the calibration data; None at the end of a dry run."""
+
+
+def compile_callee(context: CompileContext) -> torch.nn.Module | None:
     """Run the pipeline; return None at the end of a dry run."""
     callee, arguments, registry, log = context.callee, context.arguments, context.registry, context.log
-    request = _make_quantization_request(context)
+    request = make_quantization_request(context)
     with _evaluation_mode(context), _outside_inference_mode():
         calls, data = _prepare_calls(context)
         _warn_of_nan_weights(callee, log)
-        captured = _capture(calls, context)
+        try:
+            captured = _capture(calls, context)
+        except CaptureError as error:
+            if context.fallback is None:
+                raise
+            return context.fallback(context, calls, data, error)
         training, dropouts = callee.module.training, _count_idle_dropouts(callee.module)
         with outside_autocast():
             _clean(captured, context)
@@ -240,11 +267,13 @@ def _compile(context: _CompileContext) -> ClikaModule | None:
         set_quantization(module, quantized, calibration, request)
         if log.path is None and not is_in_command():
             log.show(SUMMARY_HINT)
+    options, distributed = arguments.clika_compile_options, arguments.distributed_training_settings
+    module.clika_state.configure(arguments.deployment_settings, options, arguments.logs_dir, distributed)
     return module.train(training)
 
 
 @contextlib.contextmanager
-def _evaluation_mode(context: _CompileContext) -> Iterator[None]:
+def _evaluation_mode(context: CompileContext) -> Iterator[None]:
     """Set the model to eval mode, unless disabled; restore the mode if the caller may go on using the model.
 
     That is the case if the original is kept, if it is in the closure of a compiled function, and after a failure.
@@ -282,18 +311,17 @@ def _outside_inference_mode() -> Iterator[None]:
         yield
 
 
-def _make_quantization_request(context: _CompileContext) -> QuantizationRequest | None:
-    """Return the quantization request, None if the model stays in float."""
+def make_quantization_request(context: CompileContext) -> QuantizationRequest | None:
+    """Return the quantization request; None if the model stays in float."""
     arguments, settings = context.arguments, context.arguments.quantization_settings
-    if settings is None or arguments.deployment_settings is None:
+    if settings is None or context.target is None:
         return None
-    target = target_for(arguments.deployment_settings, context.registry)
     return QuantizationRequest(
-        target, settings, arguments.layer_quantization_settings or {}, arguments.clika_compile_options
+        context.target, settings, arguments.layer_quantization_settings or {}, arguments.clika_compile_options
     )
 
 
-def _prepare_calls(context: _CompileContext) -> tuple[list[ModelCall], CalibrationInputs | None]:
+def _prepare_calls(context: CompileContext) -> tuple[list[ModelCall], CalibrationInputs | None]:
     """Return the calls to trace, and the calibration data; without tracing inputs, the calls are its first ones."""
     arguments, data = context.arguments, None
     if arguments.quantization_settings is not None and arguments.data is not None:
@@ -312,7 +340,7 @@ def _warn_of_nan_weights(callee: TracedCallable, log: CompilationLog) -> None:
         log.warning(warning)
 
 
-def _capture(calls: list[ModelCall], context: _CompileContext) -> CaptureResult:
+def _capture(calls: list[ModelCall], context: CompileContext) -> CaptureResult:
     callee, log = context.callee, context.log
     log.detail(f"Starting to parse the model: '{callee.name}'")
     with log.stage("Capturing") as stage:
@@ -345,7 +373,7 @@ def _count_idle_dropouts(model: torch.nn.Module) -> int:
     return sum(module.p > 0 and not module.training for module in dropouts)
 
 
-def _clean(captured: CaptureResult, context: _CompileContext) -> None:
+def _clean(captured: CaptureResult, context: CompileContext) -> None:
     with context.log.stage("Cleaning") as stage:
         is_checked = context.arguments.clika_compile_options.check_passes
         example = captured.signature.graph_inputs(captured.calls[0]) if is_checked else None
@@ -354,7 +382,7 @@ def _clean(captured: CaptureResult, context: _CompileContext) -> None:
         stage.done(f"{before:,} to {format_count(len(captured.graph), 'node')}")
 
 
-def _take_eager_results(captured: CaptureResult, context: _CompileContext) -> EagerResults | None:
+def _take_eager_results(captured: CaptureResult, context: CompileContext) -> EagerResults | None:
     """Return the results of eager on the tracing inputs, with the hash of the weights; remove them from the capture."""
     results, captured.results = captured.results, []
     if context.arguments.is_dry_run or not context.arguments.clika_compile_options.compare_after_export:
@@ -363,7 +391,7 @@ def _take_eager_results(captured: CaptureResult, context: _CompileContext) -> Ea
     return EagerResults.of(captured.graph, inputs, results)
 
 
-def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _CompileContext) -> None:
+def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: CompileContext) -> None:
     """Prune the graph, if requested, with the first batches of the data, or else the tracing inputs."""
     arguments, signature = context.arguments, captured.signature
     if arguments.pruning_settings is None:
@@ -384,7 +412,7 @@ def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _Co
     prune_graph(captured.graph, request, chosen, context.registry.operators, context.log)
 
 
-def _add_adapters(captured: CaptureResult, context: _CompileContext) -> None:
+def _add_adapters(captured: CaptureResult, context: CompileContext) -> None:
     """Attach adapters, if requested. The other parameters are frozen later, when the module is built."""
     settings = context.arguments.clika_compile_options.global_lora_settings
     if settings is not None:
@@ -393,7 +421,7 @@ def _add_adapters(captured: CaptureResult, context: _CompileContext) -> None:
 
 
 def _quantize(
-    captured: CaptureResult, request: QuantizationRequest, data: CalibrationInputs, context: _CompileContext
+    captured: CaptureResult, request: QuantizationRequest, data: CalibrationInputs, context: CompileContext
 ) -> tuple[Calibration, Quantization]:
     """Calibrate the graph and decide which layers to quantize."""
     batches = iter_graph_inputs(captured.graph, captured.signature, data.calls(context.callee), context.log)
@@ -408,7 +436,7 @@ def _quantize(
     return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)
 
 
-def _wrap(captured: CaptureResult, context: _CompileContext) -> ClikaModule:
+def _wrap(captured: CaptureResult, context: CompileContext) -> ClikaModule:
     """Build the module, on the weights of the original or on copies."""
     with context.log.stage("Wrapping") as stage:
         saved = frozenset(context.callee.module.state_dict(keep_vars=True))

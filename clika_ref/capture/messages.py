@@ -36,6 +36,10 @@ DATA_DEPENDENT_MARKERS = ("data-dependent", "Data-dependent", "Data dependent", 
 """Phrases in tracer errors for data-dependent code."""
 
 
+class CaptureError(ModelError):
+    """No tracer captures the model as one graph."""
+
+
 class MismatchError(ModelError):
     """A trace succeeded but does not serve every input; another tracer may."""
 
@@ -56,10 +60,10 @@ class UnsupportedCall:
         return f"{self.call} in {self.origin}: {self.reason}"
 
 
-def make_unsupported_error(name: str, calls: Sequence[UnsupportedCall]) -> ModelError:
+def make_unsupported_error(name: str, calls: Sequence[UnsupportedCall]) -> CaptureError:
     """Return the error that lists every unsupported call."""
     shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
-    return ModelError(
+    return CaptureError(
         f"{name} makes {format_count(len(calls), 'unsupported call')}:\n{shown}\nDeclare operators for them in "
         "a plugin (see docs/write-an-operator.md), or rewrite those lines."
     )
@@ -70,7 +74,7 @@ def explain_failures(
     comparison: InputComparison,
     failures: Sequence[tuple[str, Exception]],
     asked: Sequence[str] = (),
-) -> ModelError:
+) -> CaptureError:
     """Return the error for a model that no tracer served, with the reason of each tracer.
 
     Args:
@@ -83,7 +87,7 @@ def explain_failures(
     lead = str(mismatches[0]) if mismatches else "every tracer failed"
     reasons = "\n".join(f"  {tracer}: {_format_reason(error, lead)}" for tracer, error in _unique_failures(failures))
     advice = _make_advice(comparison, failures, asked) or _inference_advice(callee)
-    error = ModelError(f"{callee.name} cannot be captured as one graph: {lead.removesuffix('.')}.\n{reasons}{advice}")
+    error = CaptureError(f"{callee.name} cannot be captured as one graph: {lead.removesuffix('.')}.\n{reasons}{advice}")
     error.__cause__ = mismatches[0] if mismatches else failures[0][1]
     return error
 

@@ -126,9 +126,7 @@ def run_calibration(
     with log.stage("Calibrating") as stage:
         rest = iter(batches)
         first = [*itertools.islice(rest, 1)]
-        if calibration.table.smoothing is None:
-            calibration.table.smoothing = _decide_smoothing(calibration, first, request, ranks)
-            apply_table_smoothing(calibration, registry)
+        start_smoothing(calibration, first, request, registry, ranks)
         for number, inputs in enumerate(itertools.chain(first, rest), 1):
             if number > counted:
                 calibration.add(inputs)
@@ -145,6 +143,30 @@ def run_calibration(
         )
     if max(counts) > min(counts) + 1:  # a difference of one is an even split
         log.warning(UNEVEN_RANKS_WARNING.format(", ".join(map(str, counts))))
+
+
+def start_smoothing(
+    calibration: Calibration,
+    first: Sequence[Sequence[torch.Tensor]],
+    request: QuantizationRequest,
+    registry: Registry,
+    ranks: Ranks,
+) -> None:
+    """Search and apply the SmoothQuant factors of a calibration, unless it has them already.
+
+    Args:
+        calibration: changed in place.
+        first: the first batch of this process, one tensor for each input of the graph; none if it has no data.
+        request: the target and the settings.
+        registry: the operators and passes.
+        ranks: the processes that calibrate together.
+
+    Raises:
+        ModelError: the first process has no batch, or it is not finite.
+    """
+    if calibration.table.smoothing is None:
+        calibration.table.smoothing = _decide_smoothing(calibration, first, request, ranks)
+        apply_table_smoothing(calibration, registry)
 
 
 def _decide_smoothing(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -219,19 +219,64 @@ def calibrate_graph(
     ranges_file = request.options.ranges_file if are_given else ""
     if ranks.is_distributed and ranges_file:
         raise ModelError(RANGES_FILE_WITH_RANKS_ERROR.format(ranges_file))
-    _make_pipeline(calibration, request, registry, model)  # reject unsupported settings before the data is read
-    if request.options.optimize_for == "latency":
-        check_supported(calibration.graph, request.target)  # a graph that does not run cannot be timed
-    has_layers = _find_layers(calibration.graph, request, log)
-    if request.ineffective_options:
-        log.warning(f"{', '.join(request.ineffective_options)} has no effect with weight-only quantization")
+    check_quantizable(calibration, request, registry, log, model=model)
     recalibrate = partial(prepare_calibration, model, request, registry)
     with use_ranges_file(ranges_file, calibration, registry, log, recalibrate):
         known = _check_first_batch(calibration, batches, log, recalibrate, ranges_file) if are_given else batches
         run_calibration(calibration, known, request, registry, log, total=total, ranks=ranks)
+    return make_stages(calibration, request, registry, log, model=model, ranks=ranks)
+
+
+def check_quantizable(
+    calibration: Calibration, request: QuantizationRequest, registry: Registry, log: CompilationLog, *, model: Graph
+) -> None:
+    """Check a request before data is read, and warn of settings without effect.
+
+    Args:
+        calibration: of the graph.
+        request: the choices of the user.
+        registry: the plugins.
+        log: receives the warnings.
+        model: the graph before lowering.
+
+    Raises:
+        ModelError: a key of the layer settings matches nothing, or the target does not support a width.
+        TargetError: layers are to be timed, and the target cannot run them.
+    """
+    _make_pipeline(calibration, request, registry, model)
+    if request.options.optimize_for == "latency":
+        check_supported(calibration.graph, request.target)  # a graph that does not run cannot be timed
+    if not has_layers(calibration.graph, request):
+        log.warning(
+            f"{calibration.graph.name} has no layer that {request.target.name} quantizes, and stays in float. It "
+            f"quantizes {', '.join(sorted(_quantized_operators(request)))}."
+        )
+    if request.ineffective_options:
+        log.warning(f"{', '.join(request.ineffective_options)} has no effect with weight-only quantization")
+
+
+def make_stages(
+    calibration: Calibration,
+    request: QuantizationRequest,
+    registry: Registry,
+    log: CompilationLog,
+    *,
+    model: Graph,
+    ranks: Ranks = SINGLE_PROCESS,
+) -> QuantizationPipeline:
+    """Return the stages that decide how a calibrated graph is quantized; layers are timed first, if requested.
+
+    Args:
+        calibration: of the graph, with all batches.
+        request: the choices of the user.
+        registry: the plugins.
+        log: receives the duration of the timing.
+        model: the graph before lowering.
+        ranks: the processes that calibrated together; the first one times.
+    """
     stages = _make_pipeline(calibration, request, registry, model)  # SmoothQuant may have added nodes
     is_timed = request.options.optimize_for == "latency" and not request.settings.prefer_weights_only_quantization
-    if is_timed and has_layers and ranks.is_first:
+    if is_timed and ranks.is_first and has_layers(calibration.graph, request):
         with log.stage("Timing") as stage:
             timer = LayerTimer(request.target, request.scheme, registry.operators)
             stages.slow_layers = timer.find_slow_layers(calibration.graph, calibration.reservoir.batches[0])
@@ -239,17 +284,14 @@ def calibrate_graph(
     return stages
 
 
-def _find_layers(graph: Graph, request: QuantizationRequest, log: CompilationLog) -> bool:
-    """Return whether a graph has a layer that the target quantizes; warn, before the data is read, if it has none."""
+def has_layers(graph: Graph, request: QuantizationRequest) -> bool:
+    """Return whether a lowered graph has a layer that the target of a request quantizes."""
+    return any(node.op_type in _quantized_operators(request) for node in walk(graph))
+
+
+def _quantized_operators(request: QuantizationRequest) -> Collection[str]:
     weight_only = request.scheme.weights_only if request.settings.prefer_weights_only_quantization else None
-    layers = request.scheme.layers if weight_only is None else weight_only.layers
-    has_layers = any(node.op_type in layers for node in walk(graph))
-    if not has_layers:
-        log.warning(
-            f"{graph.name} has no layer that {request.target.name} quantizes, and stays in float. It quantizes "
-            f"{', '.join(sorted(layers))}."
-        )
-    return has_layers
+    return request.scheme.layers if weight_only is None else weight_only.layers
 
 
 def _make_pipeline(

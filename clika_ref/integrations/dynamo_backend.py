@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch._dynamo.source import TensorPropertySource
+from torch import fx
 from torch._guards import tracing
-from torch._higher_order_ops.wrap import tag_activation_checkpoint
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 
 from clika_ref.api import clika_compile
 from clika_ref.capture.inputs import check_iterable
@@ -25,6 +19,7 @@ from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE, DATA_DEPENDENT_MAR
 from clika_ref.compiled.weights import register_weight
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
+from clika_ref.partial_graphs.dynamo_graph import Placeholder, RebuiltModule, weight_names
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.settings import Settings
 from clika_ref.settings.validation import format_hint
@@ -73,7 +68,7 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     """
     _reject_graph_breaks(program)
     options = translate_options(kwargs.pop("options", None) or {})
-    placeholders = [_Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")]
+    placeholders = [Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")]
     names = weight_names([p.name for p in placeholders if p.kind == "weight"])
     placeholders = [replace(p, name=names[p.name]) if p.kind == "weight" else p for p in placeholders]
     return _CompiledCallable(program, placeholders, options)
@@ -166,153 +161,10 @@ def _summarize_reason(reason: str) -> str:
     return ": ".join(line.rstrip(".") for line in lines[:2] if line)
 
 
-@dataclass(frozen=True)
-class _Placeholder:
-    """One input of Dynamo's graph: a weight, a tensor or integer of the caller, a size, or a constant float."""
-
-    kind: str
-    name: str
-    tensor: str = ""
-    dim: int = 0
-
-    @classmethod
-    def of(cls, node: fx.Node) -> _Placeholder:
-        argument = node.meta.get("grapharg")
-        source = getattr(argument, "source", None)
-        text = "" if source is None else str(source.name)
-        if isinstance(source, TensorPropertySource):
-            return cls("size", text, str(source.base.name), source.idx or 0)
-        if getattr(argument, "pass_arg_as_tensor", False):
-            return cls("constant", text)
-        if _WEIGHT_SOURCE.search(text):
-            return cls("weight", text)
-        fake = node.meta.get("example_value")
-        return cls("integer" if isinstance(fake, torch.SymInt | int) else "tensor", text)
-
-
-_WEIGHT_SOURCE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
-"""Matches the end of a Dynamo source that names a parameter or buffer."""
-
-_MODULE_DICTS = ("_modules", "_parameters", "_buffers")
-"""The dicts of a module that hold its parts: steps in Dynamo's sources that qualified names omit."""
-
-
-def weight_names(sources: Sequence[str]) -> dict[str, str]:
-    """Return a unique qualified name for each of Dynamo's weight sources.
-
-    A name consists of the words of its source, without a root that all share, such as ``L['self']``.
-
-    >>> weight_names(["L['self']._modules['fc']._parameters['weight']"])
-    {"L['self']._modules['fc']._parameters['weight']": 'fc.weight'}
-    >>> list(weight_names(["G['a']._parameters['weight']", "L['p'].b._parameters['weight']"]).values())
-    ['a.weight', 'p.b.weight']
-    """
-    words = {s: [w for w in re.findall(r"\w+", s) if w not in _MODULE_DICTS][1:] for s in sources}
-    shared = len({(s[0], path[0]) for s, path in words.items()}) == 1
-    tree: _NameTree = {}
-    return {source: ".".join(_insert_name(path[shared:], tree)) for source, path in words.items()}
-
-
-_NameTree = dict[str, Any]
-"""Names assigned so far: a submodule is another tree, a weight is None."""
-
-
-def _insert_name(path: Sequence[str], tree: _NameTree) -> list[str]:
-    """Insert a weight into a tree of names; return its path, with a suffix where a name is taken.
-
-    The keys 1 and '1' of a dict, or 'a-b' and one 'b' of 'a', map to one path, and a weight has no children.
-    """
-    *scopes, leaf = [f"{w}_" if hasattr(_EMPTY_MODULE, w) else w for w in path]
-    placed: list[str] = []
-    for scope in scopes:
-        spelling = next(s for s in _name_candidates(scope) if tree.get(s, {}) is not None)
-        placed.append(spelling)
-        tree = tree.setdefault(spelling, {})
-    spelling = next(s for s in _name_candidates(leaf) if s not in tree)
-    tree[spelling] = None
-    return [*placed, spelling]
-
-
-def _name_candidates(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}_{count}" for count in itertools.count(1))
-
-
-_EMPTY_MODULE = nn.Module()
-"""Its attributes are names that a submodule cannot have, though a variable can."""
-
-
-_REGION_CONTEXTS: dict[Any, Callable[..., contextlib.AbstractContextManager[Any]]] = {
-    _enter_autocast: torch.autocast,
-    _enter_inference_mode: torch.inference_mode,
-}
-"""The functions by which Dynamo's graph enters a region, with the equivalent context managers."""
-
-
-class _RegionInterpreter(fx.Interpreter):
-    """Runs Dynamo's graph. Regions are entered as context managers, since tracers record the bare calls at most."""
-
-    def __init__(self, program: fx.GraphModule) -> None:
-        super().__init__(program)
-        self._regions: list[contextlib.AbstractContextManager[Any]] = []
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().run(*args, **kwargs)
-        finally:
-            while self._regions:  # after an error inside a region
-                self._regions.pop().__exit__(None, None, None)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target in _REGION_CONTEXTS:
-            self._regions.append(_REGION_CONTEXTS[target](*args))
-            return self._regions[-1].__enter__()
-        if target in (_exit_autocast, _exit_inference_mode):
-            return self._regions.pop().__exit__(None, None, None)
-        if target is tag_activation_checkpoint:  # keep the results instead of recomputing them in backward
-            return _RegionInterpreter(args[0]).run(*args[1:])
-        return super().call_function(target, args, kwargs)
-
-
-class _RebuiltModule(nn.Module):
-    """Dynamo's graph as a module: weights under their names, tensors as arguments, sizes read from tensors."""
-
-    _program: fx.GraphModule
-    _placeholders: Sequence[_Placeholder]
-    _constants: dict[str, float]
-
-    def __init__(self, program: fx.GraphModule, placeholders: Sequence[_Placeholder], values: Sequence[Any]) -> None:
-        super().__init__()
-        self.__dict__["_program"] = program
-        self.__dict__["_placeholders"] = placeholders
-        self.__dict__["_constants"] = {
-            p.name: float(v) for p, v in zip(placeholders, values, strict=True) if p.kind == "constant"
-        }
-        for p, value in zip(placeholders, values, strict=True):
-            if p.kind == "weight":
-                register_weight(self, p.name, value, is_saved=True)
-
-    def forward(self, *inputs: Any) -> Any:
-        given = iter(inputs)
-        tensors: dict[str, Any] = {}
-        for p in self._placeholders:
-            if p.kind in ("tensor", "integer"):
-                tensors[p.name] = next(given)
-        return _RegionInterpreter(self._program).run(*[self._argument(p, tensors) for p in self._placeholders])
-
-    def _argument(self, p: _Placeholder, tensors: Mapping[str, Any]) -> Any:
-        if p.kind == "weight":
-            *path, leaf = p.name.split(".")
-            return getattr(self.get_submodule(".".join(path)), leaf)
-        if p.kind == "size":
-            return tensors[p.tensor].shape[p.dim]
-        return torch.tensor(self._constants[p.name], dtype=torch.float64) if p.kind == "constant" else tensors[p.name]
-
-
 class _CompiledCallable:
     """The callable for Dynamo: compiles on the first call, and again when a float constant of the graph has changed."""
 
-    def __init__(self, program: fx.GraphModule, placeholders: list[_Placeholder], options: dict[str, Any]) -> None:
+    def __init__(self, program: fx.GraphModule, placeholders: list[Placeholder], options: dict[str, Any]) -> None:
         self.program = program
         self.placeholders = placeholders
         self.options = options
@@ -327,7 +179,7 @@ class _CompiledCallable:
             register_weight(module, p.name, weight, is_saved=True)
         return module(*self._inputs(values))
 
-    def _select(self, values: Sequence[Any], kind: str) -> list[tuple[_Placeholder, Any]]:
+    def _select(self, values: Sequence[Any], kind: str) -> list[tuple[Placeholder, Any]]:
         return [(p, v) for p, v in zip(self.placeholders, values, strict=True) if p.kind == kind]
 
     def _inputs(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -343,7 +195,7 @@ class _CompiledCallable:
             calls.append(tuple(i + 1 if isinstance(i, int) else i for i in inputs))
         with tracing(None):
             module = clika_compile(
-                _RebuiltModule(self.program, self.placeholders, values),
+                RebuiltModule(self.program, self.placeholders, values),
                 tracing_inputs=calls,
                 skip_eval_set_mode=True,
                 **options,

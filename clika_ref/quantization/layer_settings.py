@@ -98,6 +98,24 @@ def find_nodes(graph: Graph, key: str, argument: str, model: Graph | None = None
     )
 
 
+def split_layer_settings(
+    graphs: Sequence[Graph], layers: Mapping[str, LayerQuantizationSettings]
+) -> list[dict[str, LayerQuantizationSettings]]:
+    """Return the layer settings that apply to each of several graphs, such as the pieces of a model.
+
+    Raises:
+        ModelError: a key matches no layer of any graph; similar names are listed.
+    """
+    for key in layers:
+        if not any(_match_nodes(graph, key) for graph in graphs):
+            known = dict.fromkeys(name for graph in graphs for node in walk(graph) for name in _node_names(node))
+            raise ModelError(
+                f"{LAYER_SETTINGS_ARGUMENT}: {key!r} is not a layer of any piece: no node or module has this name. "
+                f"{suggest_names(key, known)}{REMOVED_MODULES_HINT}"
+            )
+    return [{key: layer for key, layer in layers.items() if _match_nodes(graph, key)} for graph in graphs]
+
+
 def suggest_names(key: str, known: Collection[str]) -> str:
     """Return a sentence with the names that resemble an unknown one, or else with the first ones."""
     near = difflib.get_close_matches(key, known, n=MAX_SUGGESTIONS) or [name for name in known if key in name]

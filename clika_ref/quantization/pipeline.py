@@ -18,6 +18,8 @@ from clika_ref.quantization.algorithms.mixed_precision import select_float_layer
 from clika_ref.quantization.algorithms.sensitivity import (
     Sensitivities,
     estimate_sensitivities,
+    merge_sensitivities,
+    name_in_graph,
     sensitivity_reason,
     source_of_rounding,
     variance_share,
@@ -96,6 +98,8 @@ class QuantizationPipeline:
     """Algorithms to use."""
     slow_layers: Mapping[Node, str] = field(default_factory=dict[Node, str])
     """Layers that stay in float because they are slower when quantized, with the slowdown."""
+    cheap_layers: Mapping[Node, str] | None = None
+    """Layers that may stay in float for mixed precision, chosen among several graphs; None to choose in this one."""
     _start_time: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -233,9 +237,22 @@ class QuantizationPipeline:
         """Return the layers, among those not decided yet, that cause much of the error and cost little."""
         if self.options.mixed_precision == "off" or not settings.automatic_skip_quantization:
             return {}
-        sensitivities, placement = search.sensitivities.without_layers(decided), self.placement
-        outputs = {node: source_of_rounding(placement.layers[node], placement).name for node in sensitivities.parts}
-        return select_float_layers(sensitivities, outputs)
+        if self.cheap_layers is not None:
+            return {node: reason for node, reason in self.cheap_layers.items() if node not in decided}
+        sensitivities = search.sensitivities.without_layers(decided)
+        return select_float_layers(sensitivities, self.find_outputs(sensitivities))
+
+    def find_undecided(self) -> Sensitivities:
+        """Return the sensitivities of the layers that mixed precision may keep in float."""
+        search = self.observer_search
+        forced = self._find_forced_layers(self.settings)
+        decided = {*_find_sensitive_layers(search.sensitivities, self.settings, forced), *forced}
+        return search.sensitivities.without_layers(decided)
+
+    def find_outputs(self, sensitivities: Sensitivities) -> dict[Node, str]:
+        """Return the name of the value that each layer returns, and that may be rounded."""
+        placement = self.placement
+        return {node: source_of_rounding(placement.layers[node], placement).name for node in sensitivities.parts}
 
     def _try_change(
         self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float
@@ -378,6 +395,23 @@ class QuantizationPipeline:
         return estimate_sensitivities(
             self._graph, self.placement, plan, self.operators, inputs, seen=seen, rivals=rivals
         )
+
+
+def choose_float_layers_together(of_graphs: Sequence[QuantizationPipeline]) -> None:
+    """Choose the layers that mixed precision keeps in float among those of several graphs, the pieces of one model.
+
+    An error counts relative to the outputs of its graph, as noise of one piece reaches the outputs of the model through
+    the others.
+    """
+    undecided = [stages.find_undecided() for stages in of_graphs]
+    outputs = {
+        node: name_in_graph(index, name)
+        for index, (stages, found) in enumerate(zip(of_graphs, undecided, strict=True))
+        for node, name in stages.find_outputs(found).items()
+    }
+    cheap = select_float_layers(merge_sensitivities(undecided), outputs)
+    for stages, found in zip(of_graphs, undecided, strict=True):
+        stages.cheap_layers = {node: reason for node, reason in cheap.items() if node in found.parts}
 
 
 def _reject_widths(chosen: Mapping[Node, NodeSettings], scheme: QuantizationScheme) -> None:

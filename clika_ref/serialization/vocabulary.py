@@ -44,6 +44,25 @@ class ModuleKey(StoredName):
     CALIBRATION = "calibration"
 
 
+class PartialKey(StoredName):
+    """The pieces of a model: in files of ``PartialClikaModule.clika_save``, and in manifests of exported folders."""
+
+    FORMAT = "format"
+    FUNCTION = "function"
+    SOURCES = "sources"
+    LIBRARY_MODULES = "library_modules"
+    IS_TRAINING = "is_training"
+    BREAKS = "breaks"
+    PIECES = "pieces"
+    KEY = "key"
+    EAGER_REASON = "eager_reason"
+    TARGET = "target"
+    FILE = "file"
+    INPUT_NAMES = "input_names"
+    OUTPUT_NAMES = "output_names"
+    DIGESTS = "digests"
+
+
 class RequestKey(StoredName):
     """The user's choices that a plan was decided from."""
 
@@ -204,3 +223,5 @@ class TensorPrefix(StoredName):
     RANGES = "clika/ranges/"
     QUANTIZATION = "clika/quantization/"
     FACTORS = "clika/factors/"
+    PIECES = "clika/pieces/"
+    WEIGHTS = "clika/weights/"

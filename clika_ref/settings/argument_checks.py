@@ -82,10 +82,6 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         raise ModelError(
             "cannot prune single layers: layer_pruning_settings are given without pruning_settings. Give both."
         )
-    if not arguments["fullgraph"]:
-        raise ModelError(
-            "fullgraph=False (partial graphs) is not available in this version. Compile the parts one by one."
-        )
 
 
 def check_types(arguments: Mapping[str, Any]) -> None:

@@ -87,6 +87,28 @@ class Sensitivities:
         return replace(self, parts=parts, joints=joints)
 
 
+def merge_sensitivities(of_graphs: Sequence[Sensitivities]) -> Sensitivities:
+    """Return the sensitivities of the layers of several graphs, without outputs; value names get the graph's index.
+
+    Errors remain shares of the outputs of their own graph.
+    """
+    parts: dict[Node, LayerErrorTerms] = {}
+    joints: dict[str, JointErrorTerm] = {}
+    for index, found in enumerate(of_graphs):
+        for node, part in found.parts.items():
+            parts[node] = replace(part, values={name_in_graph(index, name): s for name, s in part.values.items()})
+        for name, joint in found.joints.items():
+            operands = frozenset(name_in_graph(index, operand) for operand in joint.operands)
+            joints[name_in_graph(index, name)] = replace(joint, operands=operands)
+    macs = {node: count for found in of_graphs for node, count in found.macs.items()}
+    return Sensitivities(parts, joints, (), macs=macs)
+
+
+def name_in_graph(index: int, name: str) -> str:
+    """Return the name of a value among those of several graphs."""
+    return f"{index}/{name}"
+
+
 def sum_layer_errors(parts: Iterable[LayerErrorTerms], joints: Mapping[str, JointErrorTerm]) -> float:
     """Return the error with several layers quantized, if errors add up; each value is rounded once for all layers."""
     every = [*parts]

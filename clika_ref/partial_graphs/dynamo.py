@@ -1,0 +1,193 @@
+"""Dynamo as this project uses it: the only module with its private names. Compile with breaks, and read what it did."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+import torch.compiler.config
+import torch.fx.experimental._config as fx_config
+from torch import fx
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import utils as dynamo_utils
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.output_graph import GraphCompileReason
+from torch._guards import TracingContext
+
+from clika_ref.capture.origins import format_line
+from clika_ref.core.errors import ModelError
+from clika_ref.partial_graphs.breaks import Break, summarize_reason
+
+RECOMPILE_LIMIT = 64
+"""Maximum number of graphs of one function or resume function; PyTorch's own limit is 8, and it falls back to eager."""
+
+TOTAL_RECOMPILE_LIMIT = 4096
+"""Maximum number of graphs of one function in all compiled callables of the process."""
+
+MAX_METRICS = 10_000
+"""Number of compilations that Dynamo remembers while breaks are recorded."""
+
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.*)_at_(\d+)$")
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class CodePlace:
+    """Where the code of a graph begins: a function, or the line where it resumes after a break."""
+
+    function: str
+    """Name of the function."""
+    file: str
+    line: int
+    """The line where the function begins or resumes."""
+    is_resumed: bool
+
+    def __str__(self) -> str:
+        if self.file == __file__:
+            return self.function
+        return f"{self.function} {'resumed ' * self.is_resumed}at {format_line(self.file, self.line)}"
+
+    @classmethod
+    def of(cls, code: CodeType) -> CodePlace:
+        """Return the place of a code object, such as Dynamo's resume functions."""
+        resumed = _RESUMED.match(code.co_name)
+        name, line = resumed.groups() if resumed else (code.co_name, code.co_firstlineno)
+        return cls(name, code.co_filename, int(line), resumed is not None)
+
+
+def compile_with_breaks(function: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
+    """Return a callable that runs a function with each of its graphs compiled by a backend, and Python between them.
+
+    Its graphs are its own: other callables of ``torch.compile`` on the same code neither use them nor count.
+    """
+    return torch.compile(  # type: ignore[call-overload] - its overloads lack the last two
+        function, backend=backend, fullgraph=False, recompile_limit=RECOMPILE_LIMIT, isolate_recompiles=True
+    )
+
+
+@contextlib.contextmanager
+def dynamo_settings(sources: Iterable[str] | None) -> Iterator[None]:
+    """Set what Dynamo treats as dynamic while the context lasts; exceeding the limit of graphs is an error.
+
+    Args:
+        sources: the dynamic sources, in the form of ``torch.compiler.config.dynamic_sources``; None to find them: what
+            differs between two calls is dynamic.
+
+    Raises:
+        ModelError: a function has more than `RECOMPILE_LIMIT` graphs.
+    """
+    found_by_dynamo = sources is None
+    with (
+        # Equal sizes of different inputs are different symbols, and a size of 1 is no special case.
+        fx_config.patch(  # type: ignore[attr-defined] - config modules get it when they are installed
+            use_duck_shape=False, backed_size_oblivious=True
+        ),
+        torch.compiler.config.patch(  # type: ignore[attr-defined]
+            dynamic_sources="" if sources is None else ",".join(sorted(sources))
+        ),
+        dynamo_config.patch(
+            automatic_dynamic_shapes=found_by_dynamo,
+            fail_on_recompile_limit_hit=True,
+            suppress_errors=False,
+            accumulated_recompile_limit=TOTAL_RECOMPILE_LIMIT,
+        ),
+    ):
+        try:
+            yield
+        except FailOnRecompileLimitHit as error:
+            raise ModelError(
+                f"a function of the model needs more than {RECOMPILE_LIMIT} graphs: {summarize_reason(str(error))}. "
+                "Pass numbers that differ between calls as tensors, and do not create modules in forward."
+            ) from error
+
+
+def read_place() -> CodePlace:
+    """Return the place of the code that is being compiled; for calls from a backend."""
+    codes = TracingContext.get().traced_code
+    return CodePlace.of(codes[0])
+
+
+def read_break(program: fx.GraphModule) -> Break | None:
+    """Return the break that ends a graph, if any."""
+    reason = getattr(program, "compile_subgraph_reason", None)
+    return _to_break(reason) if reason is not None and reason.graph_break else None
+
+
+def _to_break(reason: GraphCompileReason) -> Break:
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    text = summarize_reason(str(reason.reason))
+    if frame is None:
+        return Break("forward", "an unknown file", 0, text)
+    return Break(_name_of(frame.name), frame.filename, frame.lineno or 0, text)
+
+
+@contextlib.contextmanager
+def record_breaks() -> Iterator[list[Break]]:
+    """Yield a list that holds, at the end of the context, the breaks of all functions compiled in it, each once."""
+    found: list[Break] = []
+    known_reasons, known_metrics = (
+        len(dynamo_utils.graph_break_reasons),
+        set(map(id, dynamo_utils.get_compilation_metrics())),
+    )
+    dynamo_utils.set_compilation_metrics_limit(MAX_METRICS)
+    try:
+        yield found
+    finally:
+        compiled = [m for m in dynamo_utils.get_compilation_metrics() if id(m) not in known_metrics]
+        dynamo_utils.set_compilation_metrics_limit(dynamo_utils.DEFAULT_COMPILATION_METRICS_LIMIT)
+        skipped = [
+            Break(
+                _name_of(m.co_name or ""),
+                m.fail_user_frame_filename or m.co_filename or "",
+                m.fail_user_frame_lineno or m.co_firstlineno or 0,
+                summarize_reason(m.fail_reason or ""),
+                is_skipped=True,
+            )
+            for m in compiled
+            if m.fail_type is not None
+        ]
+        found += dict.fromkeys([*map(_to_break, dynamo_utils.graph_break_reasons[known_reasons:]), *skipped])
+
+
+def _name_of(code_name: str) -> str:
+    """Return the name of the function that a code object belongs to."""
+    resumed = _RESUMED.match(code_name)
+    return resumed[1] if resumed else code_name
+
+
+def list_dynamic_sources(program: fx.GraphModule) -> set[str]:
+    """Return the sources of a graph that are dynamic: ``L['x']:0`` for a dim, ``L['n']`` for a number."""
+    found: set[str] = set()
+    for node in program.graph.find_nodes(op="placeholder"):
+        name = str(getattr(getattr(node.meta.get("grapharg"), "source", None), "name", ""))
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymInt) and ".size()" not in name:
+            found.add(name)
+        if isinstance(value, torch.Tensor):
+            found |= {f"{name}:{dim}" for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)}
+    return found
+
+
+def trace_library_forward(module: torch.nn.Module, path: str) -> Callable[..., Any]:
+    """Return the ``forward`` of a library module as a function that Dynamo compiles, even if Python calls it.
+
+    Dynamo skips code of libraries that Python calls, and compiles it as a part of other code. The function has code of
+    its own, so that its graphs are its own too.
+
+    Args:
+        module: the module, of ``torch.nn``.
+        path: its path in the model.
+    """
+    forward = module.forward
+
+    def call_forward(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    code = call_forward.__code__.replace(co_name=f"forward of {path}")
+    return FunctionType(code, globals(), code.co_name, None, call_forward.__closure__)

@@ -1,0 +1,225 @@
+"""Pieces: a graph that Dynamo found, with the weights that it is called with, and its compiled form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from clika_ref.capture.inputs_catcher import copy_leaf
+from clika_ref.compiled.weights import register_weight
+from clika_ref.core.errors import ModelError
+from clika_ref.module.clika_module import ClikaModule
+from clika_ref.partial_graphs.dynamo import CodePlace, list_dynamic_sources, read_place
+from clika_ref.partial_graphs.dynamo_graph import (
+    Placeholder,
+    RebuiltModule,
+    fingerprint_graph,
+    set_module_paths,
+    weight_names,
+)
+
+MAX_RECORDED_CALLS = 8
+"""Maximum number of calls of a piece to trace with, each of other shapes than those before."""
+
+
+@dataclass(frozen=True)
+class PieceKey:
+    """What identifies a piece: the code, the point where it resumes, its graph, and the weights it is called with."""
+
+    place: CodePlace
+    graph: str
+    """`fingerprint_graph` of Dynamo's graph."""
+    weights: tuple[str, ...]
+    """The names of its weights in the model, in the order of the graph's inputs."""
+    constants: tuple[float, ...]
+    """The numbers that the graph takes as constants."""
+
+    def matches_moved(self, other: PieceKey) -> bool:
+        """Return whether another key is the same but for the lines of its code."""
+        return replace(self, place=replace(self.place, line=0, file="")) == replace(
+            other, place=replace(other.place, line=0, file="")
+        )
+
+
+@dataclass(eq=False)
+class Piece:
+    """A piece of a model: its key, the calls recorded to trace it, and its compiled module."""
+
+    key: PieceKey
+    number: int
+    """Its position in the order of the first calls, from 0."""
+    calls: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    """Recorded inputs: tensors and integers, without weights and sizes; empty once the piece is compiled."""
+    module: ClikaModule | None = None
+    """The compiled piece; None if it runs in eager."""
+    eager_reason: str = ""
+    """Why it runs in eager."""
+
+    @property
+    def scope(self) -> str:
+        """The path of the innermost module that holds all its weights; empty if there is none."""
+        paths = [name.split(".")[:-1] for name in self.key.weights]
+        shared: list[str] = []
+        for parts in zip(*paths, strict=False):
+            if len(set(parts)) > 1:
+                break
+            shared.append(parts[0])
+        return ".".join(shared)
+
+    @property
+    def label(self) -> str:
+        """Where the piece is, for messages: ``layers.3, forward at model.py:8``."""
+        return f"{self.scope}{', ' if self.scope else ''}{self.key.place}"
+
+    def record(self, inputs: tuple[Any, ...]) -> None:
+        """Keep copies of the inputs of a call, if their shapes are new."""
+        shapes = _describe_shapes(inputs)
+        if len(self.calls) < MAX_RECORDED_CALLS and shapes not in map(_describe_shapes, self.calls):
+            self.calls.append(tuple(copy_leaf(x) if isinstance(x, torch.Tensor) else x for x in inputs))
+
+
+def _describe_shapes(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((x.dtype, x.shape) if isinstance(x, torch.Tensor) else x for x in inputs)
+
+
+class DynamoGraph:
+    """A graph that Dynamo found, as the callable that Dynamo runs in its place: finds the piece, and has it run.
+
+    Args:
+        program: the graph.
+        table: the pieces of the model.
+    """
+
+    def __init__(self, program: fx.GraphModule, table: PieceTable) -> None:
+        self.program = program
+        self.placeholders = [Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")]
+        self.place = read_place()
+        self.fingerprint = fingerprint_graph(program)
+        self._table = table
+        self._weights = [i for i, p in enumerate(self.placeholders) if p.kind == "weight"]
+        self._constants = [i for i, p in enumerate(self.placeholders) if p.kind == "constant"]
+        self._inputs = [i for i, p in enumerate(self.placeholders) if p.kind in ("tensor", "integer")]
+        self._known: dict[tuple[Any, ...], tuple[Piece, list[torch.Tensor]]] = {}
+
+    def __call__(self, *values: Any) -> Any:
+        """Run the piece that these inputs of the graph belong to: tensors, weights, sizes and numbers.
+
+        Raises:
+            ModelError: there is no such piece.
+        """
+        key = (*[id(values[i]) for i in self._weights], *[float(values[i]) for i in self._constants])
+        found = self._known.get(key)
+        if found is None:  # the second part keeps the weights alive, and with them their ids
+            found = self._known[key] = self._table.find(self, values), [values[i] for i in self._weights]
+        return self._table.run(found[0], self, values)
+
+    def key_of(self, values: Sequence[Any], names: Mapping[int, str]) -> PieceKey:
+        """Return the key of the piece that a call belongs to; ``names`` are those of weights by id."""
+        weights = self.named_weights(values, names)
+        return PieceKey(self.place, self.fingerprint, tuple(weights), tuple(float(values[i]) for i in self._constants))
+
+    def named_weights(self, values: Sequence[Any], names: Mapping[int, str]) -> dict[str, torch.Tensor]:
+        """Return the weights in a call by their names in the model; those outside it are named by their source."""
+        others = weight_names([self.placeholders[i].name for i in self._weights])
+        return {names.get(id(values[i]), others[self.placeholders[i].name]): values[i] for i in self._weights}
+
+    def inputs_of(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the tensors and integers among the values of a call, without weights, sizes and constants."""
+        return tuple(values[i] for i in self._inputs)
+
+    def rebuild(self, values: Sequence[Any], names: Mapping[int, str]) -> RebuiltModule:
+        """Return the graph as a module with the weights of a call, under their names in the model."""
+        weights = dict(
+            zip((self.placeholders[i].name for i in self._weights), self.named_weights(values, names), strict=True)
+        )
+        set_module_paths(self.program, weights)
+        placeholders = [replace(p, name=weights[p.name]) if p.kind == "weight" else p for p in self.placeholders]
+        return RebuiltModule(self.program, placeholders, values)
+
+
+RunPiece = Callable[[Piece, DynamoGraph, Sequence[Any]], Any]
+"""Runs a piece on the values of a call, which include weights and sizes."""
+
+
+def dispatch(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
+    """Run a piece in its compiled form, or in eager if it has none."""
+    if piece.module is None:
+        return graph.program(*values)
+    return piece.module(*graph.inputs_of(values))
+
+
+class PieceTable:
+    """The pieces of a model, and what happens when one is called.
+
+    Args:
+        model: the model, whose names the weights get.
+        pieces: the pieces, of a saved module; they are called in this order.
+    """
+
+    def __init__(self, model: torch.nn.Module, pieces: Iterable[Piece] = ()) -> None:
+        self._model = model
+        self._pieces = {piece.key: piece for piece in pieces}
+        self._is_closed = bool(self._pieces)
+        self.is_loaded = self._is_closed
+        self.run: RunPiece = dispatch
+        self.sources: set[str] = set()
+        """The dynamic sources of all graphs so far."""
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The pieces in the order of their first calls."""
+        return list(self._pieces.values())
+
+    def backend(self, program: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:  # noqa: ARG002 - Dynamo passes them
+        """Return the callable for a graph, as a backend of Dynamo."""
+        self.sources |= list_dynamic_sources(program)
+        return DynamoGraph(program, self)
+
+    def close(self) -> None:
+        """Allow no further pieces."""
+        self._is_closed = True
+
+    def find(self, graph: DynamoGraph, values: Sequence[Any]) -> Piece:
+        """Return the piece that a call belongs to, a new one unless the table is closed.
+
+        Raises:
+            ModelError: the table is closed, and has no such piece.
+        """
+        names = names_by_id(self._model)
+        key = graph.key_of(values, names)
+        piece = self._pieces.get(key)
+        if piece is None and self._is_closed:
+            piece = self._find_moved(key)
+        if piece is None:
+            piece = self._pieces[key] = Piece(key, len(self._pieces))
+        if piece.module is not None:  # its weights may be other tensors than those it was compiled with
+            for name, weight in graph.named_weights(values, names).items():
+                register_weight(piece.module, name, weight, is_saved=True)
+        return piece
+
+    def _find_moved(self, key: PieceKey) -> Piece:
+        """Return the piece with a key but for the lines of its code, which may have moved since it was saved."""
+        found = [piece for piece in self._pieces.values() if piece.key.matches_moved(key)]
+        if len(found) == 1:
+            return found[0]
+        if self.is_loaded:
+            raise ModelError(
+                f"{key.place} does not compute what was compiled: no saved piece matches it. Restore this code, or "
+                "compile the model again."
+            )
+        raise ModelError(
+            f"{key.place} was not compiled for this call: it takes a branch, or has a constant, that no tracing input "
+            "had. Add such an input to tracing_inputs."
+        )
+
+
+def names_by_id(model: torch.nn.Module) -> dict[int, str]:
+    """Return the name of each parameter and buffer of a model by its ``id``; the first one of shared tensors."""
+    found: dict[int, str] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        found.setdefault(id(tensor), name)
+    return found

@@ -1,0 +1,131 @@
+"""Run a model with its pieces, and record them: the graphs, the weights and the inputs of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from clika_ref.capture.callables import TracedCallable
+from clika_ref.capture.eager import preserve_module
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.patching import patch_attributes
+from clika_ref.partial_graphs.breaks import Break
+from clika_ref.partial_graphs.dynamo import (
+    compile_with_breaks,
+    dynamo_settings,
+    record_breaks,
+    trace_library_forward,
+)
+from clika_ref.partial_graphs.pieces import DynamoGraph, Piece, PieceTable
+
+LIBRARY_PACKAGE = "torch.nn."
+"""Dynamo compiles modules of this package as a part of other code, but not where Python calls them."""
+
+
+class PieceRunner:
+    """Runs a model with its pieces: the callable that Dynamo compiled.
+
+    Args:
+        callee: the model.
+        table: its pieces.
+        sources: what is dynamic (`dynamo_settings`).
+        library_modules: paths of the library modules that Python calls, each a piece of its own.
+    """
+
+    def __init__(
+        self, callee: TracedCallable, table: PieceTable, sources: Iterable[str] | None, library_modules: Iterable[str]
+    ) -> None:
+        self.table = table
+        self.sources = None if sources is None else tuple(sorted(sources))
+        self.library_modules = tuple(library_modules)
+        is_forward = callee.function == callee.module.forward
+        self._run = compile_with_breaks(callee.module if is_forward else callee.function, table.backend)
+        found = {path: callee.module.get_submodule(path) for path in self.library_modules}
+        self._forwards = {(module, "forward"): trace_library_forward(module, path) for path, module in found.items()}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model.
+
+        Raises:
+            ModelError: a function needs too many graphs.
+        """
+        with dynamo_settings(self.sources), patch_attributes(self._forwards):
+            return self._run(*args, **kwargs)
+
+
+@dataclass
+class Recording:
+    """The recorded pieces of a model."""
+
+    runner: PieceRunner
+    graphs: dict[Piece, tuple[DynamoGraph, Sequence[Any]]] = field(
+        default_factory=dict[Piece, tuple[DynamoGraph, Sequence[Any]]]
+    )
+    """The graph of each piece, and the values of its first call."""
+    breaks: list[Break] = field(default_factory=list[Break])
+
+
+def record_pieces(callee: TracedCallable, calls: Sequence[ModelCall]) -> Recording:
+    """Run a model on its tracing inputs, first to find what differs between them, then to record its pieces.
+
+    Raises:
+        ModelError: a function needs too many graphs.
+        Exception: the model raises it in eager.
+    """
+    first = _find_sources(callee, calls, ())
+    library = find_uncovered_library_modules(callee.module, first.pieces)
+    if library:
+        first = _find_sources(callee, calls, library)
+    recording = Recording(PieceRunner(callee, PieceTable(callee.module), first.sources, library))
+
+    def record(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
+        recording.graphs.setdefault(piece, (graph, values))
+        piece.record(graph.inputs_of(values))
+        return run_in_eager(piece, graph, values)
+
+    recording.runner.table.run = record
+    with preserve_module(callee), record_breaks() as recording.breaks:
+        _run_calls(recording.runner, calls)
+    recording.runner.table.close()
+    return recording
+
+
+def _find_sources(callee: TracedCallable, calls: Sequence[ModelCall], library: Sequence[str]) -> PieceTable:
+    """Return a table with the dynamic sources of all graphs: what Dynamo found to differ between calls."""
+    runner = PieceRunner(callee, PieceTable(callee.module), None, library)
+    runner.table.run = run_in_eager
+    with preserve_module(callee):
+        _run_calls(runner, calls)
+    return runner.table
+
+
+def _run_calls(run: Callable[..., Any], calls: Iterable[ModelCall]) -> None:
+    for call in calls:
+        own = call.copy()
+        run(*own.args, **own.kwargs)
+
+
+def run_in_eager(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:  # noqa: ARG001 - a `RunPiece`
+    """Run the graph of a piece in eager."""
+    return graph.program(*values)
+
+
+def find_uncovered_library_modules(model: torch.nn.Module, pieces: Iterable[Piece]) -> list[str]:
+    """Return the paths of library modules with weights that no piece uses: Python calls them, if anything does.
+
+    Outer modules are returned in place of their parts.
+    """
+    used = {name for piece in pieces for name in piece.key.weights}
+    found: list[str] = []
+    for path, module in model.named_modules():
+        own = {f"{path}.{name}" for name, _ in [*module.named_parameters(), *module.named_buffers()]}
+        is_library = type(module).__module__.startswith(LIBRARY_PACKAGE) and not isinstance(
+            module, torch.nn.ModuleList | torch.nn.ModuleDict
+        )
+        is_inside = any(path.startswith(f"{outer}.") for outer in found)
+        if path and is_library and own and own.isdisjoint(used) and not is_inside:
+            found.append(path)
+    return found
