@@ -251,6 +251,8 @@ def check_quantizable(
             f"{calibration.graph.name} has no layer that {request.target.name} quantizes, and stays in float. It "
             f"quantizes {', '.join(sorted(_quantized_operators(request)))}."
         )
+    if request.overflow_warning:
+        log.warning(request.overflow_warning)
     if request.ineffective_options:
         log.warning(f"{', '.join(request.ineffective_options)} has no effect with weight-only quantization")
 

@@ -15,11 +15,11 @@ from torch._guards import tracing
 
 from clika_ref.api import clika_compile
 from clika_ref.capture.inputs import check_iterable
-from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE, DATA_DEPENDENT_MARKERS
 from clika_ref.compiled.weights import register_weight
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
-from clika_ref.partial_graphs.dynamo_graph import Placeholder, RebuiltModule, weight_names
+from clika_ref.partial_graphs.dynamo import read_break, read_place
+from clika_ref.partial_graphs.dynamo_graph import Placeholder, RebuiltModule, read_placeholders, weight_names
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.settings import Settings
 from clika_ref.settings.validation import format_hint
@@ -45,6 +45,9 @@ COMPILE_OPTIONS = (
 )
 """Arguments of `clika_compile` that the backend accepts as options."""
 
+WHOLE_MODEL_ARGUMENTS = ("calibration_inputs", "example_inputs")
+"""Arguments that hold inputs of the whole model."""
+
 DECIDED_BY_DYNAMO = {
     "dynamic": "Dynamo decides which dims are dynamic. Pass it to torch.compile itself.",
     "fullgraph": "Dynamo decides where graphs end. Pass it to torch.compile itself.",
@@ -63,12 +66,15 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases. With `Settings`,
     ``stats_steps`` batches of the loader are read.
 
+    Each graph of a model that Dynamo breaks is compiled in float. Quantize such a model with
+    ``clika_compile(model, fullgraph=False)``.
+
     Raises:
-        ModelError: Dynamo broke the model into several graphs, or an option is unknown.
+        ModelError: Dynamo broke the model into several graphs and data for the whole is given; or an option is unknown.
     """
-    _reject_graph_breaks(program)
     options = translate_options(kwargs.pop("options", None) or {})
-    placeholders = [Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")]
+    _reject_options_for_pieces(program, options)
+    placeholders = read_placeholders(program)
     names = weight_names([p.name for p in placeholders if p.kind == "weight"])
     placeholders = [replace(p, name=names[p.name]) if p.kind == "weight" else p for p in placeholders]
     return _CompiledCallable(program, placeholders, options)
@@ -138,27 +144,17 @@ def _reject_adapters(arguments: Mapping[str, Any]) -> None:
         )
 
 
-DATA_DEPENDENT_PHRASES = (*DATA_DEPENDENT_MARKERS, "generic_jump", "Tensor.item()", "depends on input Tensor data")
-"""Phrases in Dynamo's reasons for a data-dependent branch, number or size; a jump is a branch."""
-
-
-def _reject_graph_breaks(program: fx.GraphModule) -> None:
-    reason = getattr(program, "compile_subgraph_reason", None)
-    if reason is not None and reason.graph_break:
-        frame = reason.user_stack[-1] if reason.user_stack else None
-        where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
-        reason_text = _summarize_reason(str(reason.reason))
-        is_data_dependent = any(word in reason_text for word in DATA_DEPENDENT_PHRASES)
-        advice = DATA_DEPENDENT_ADVICE if is_data_dependent else "Remove the cause, or compile the parts one by one."
+def _reject_options_for_pieces(program: fx.GraphModule, options: Mapping[str, Any]) -> None:
+    """Reject options with inputs of the whole model if the graph is one of its pieces, which take other inputs."""
+    found = read_break(program)
+    given = [name for name in WHOLE_MODEL_ARGUMENTS if options.get(name) is not None]
+    if given and (found is not None or read_place().is_resumed):
+        where = f"at {found.place}: {found.reason}" if found else f"before {read_place()}"
         raise ModelError(
-            f"cannot compile the model: Dynamo breaks it into several graphs at {where}: {reason_text}. {advice}"
+            f"cannot compile the model with {given[0]}: Dynamo breaks it into several graphs, {where}. Compile with "
+            "clika_compile(model, fullgraph=False), which runs the data through the whole model, or remove the break. "
+            f"{found.advice if found else ''}".rstrip()
         )
-
-
-def _summarize_reason(reason: str) -> str:
-    """Return the reason and Dynamo's explanation, without the hints for its own developers."""
-    lines = [line.strip().removeprefix("Explanation: ") for line in reason.splitlines()]
-    return ": ".join(line.rstrip(".") for line in lines[:2] if line)
 
 
 class _CompiledCallable:

@@ -26,7 +26,7 @@ from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.serialization.atomic_files import require_path, write_atomically
 from clika_ref.serialization.container import pack_bits, pack_file, strip_prefix, unpack_bits, unpack_file
 from clika_ref.serialization.graph_format import read_type
-from clika_ref.serialization.vocabulary import CalibrationKey, GraphKey, ModuleKey, RequestKey, TensorPrefix
+from clika_ref.serialization.vocabulary import CalibrationKey, GraphKey, ModuleKey, PartialKey, RequestKey, TensorPrefix
 from clika_ref.settings.compile_options import ClikaCompileOptions
 from clika_ref.settings.json_format import (
     deployment_from_json,
@@ -184,6 +184,8 @@ def _unpack(module: CompiledModule, blob: bytes, shown: str) -> None:
 
 def _restore(module: CompiledModule, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
     """Fill an empty module with the saved contents."""
+    if PartialKey.PIECES in document:
+        raise ModelError("it holds a model in pieces. Load it with PartialClikaModule.clika_load(path, model)")
     state = module.clika_state
     _require_plugins(document[ModuleKey.PLUGINS], state.registry)
     build_module(module, document, _read_constants(document, tensors), tensors)

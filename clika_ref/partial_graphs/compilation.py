@@ -40,41 +40,47 @@ def compile_in_pieces(
     """
     _reject_arguments(context, error)
     context = replace(context, callee=_own_callee(context), fallback=None)
-    log, callee = context.log, context.callee
+    log, arguments = context.log, context.arguments
     log.detail(f"Compiling in pieces, as {error}")
-    with log.stage("Recording") as stage:
-        try:
-            recording = record_pieces(callee, calls)
-        except ModelError:
-            raise
-        except Exception as failure:
-            raise error from failure
-        table = recording.runner.table
-        stage.done(f"{format_count(len(table.pieces), 'piece')}, {format_count(len(recording.breaks), 'graph break')}")
-    with log.stage("Compiling pieces") as stage:
-        for piece in table.pieces:
-            stage.update(f"{piece.number + 1}/{len(table.pieces)} {piece.label}")
-            _compile_piece(piece, recording, context)
-        compiled = [piece.module for piece in table.pieces if piece.module is not None]
-        nodes = sum(len(module.clika_state.graph) for module in compiled)
-        stage.done(f"{format_count(nodes, 'node')} in {format_count(len(compiled), 'piece')}")
-    table.run = dispatch
-    arguments, options = context.arguments, context.arguments.clika_compile_options
-    where = arguments.deployment_settings, options, arguments.logs_dir
-    state = PartialState(recording.runner, callee, recording.breaks, context.registry, *where, unread=arguments.unread)
+    recording = _record(context, calls, error)
+    _compile_pieces(recording, context)
+    where = arguments.deployment_settings, arguments.clika_compile_options, arguments.logs_dir
+    state = PartialState(recording.runner, context.callee, recording.breaks, context.registry, *where)
+    state.unread = arguments.unread
     module = PartialClikaModule(state)
     request = make_quantization_request(context)
     if request is not None and data is not None:
         quantize_pieces(state, data, request, log)
-    for piece in table.pieces:
-        log.detail(
-            f"Piece {piece.number}: {piece.label}{f', in eager: {piece.eager_reason}' * bool(piece.eager_reason)}"
-        )
-    log.show(
-        f"{callee.name} has {format_count(len(recording.breaks), 'graph break')}; print(module.clika_breaks) lists them"
-    )
+    breaks = format_count(len(recording.breaks), "graph break")
+    log.show(f"{context.callee.name} has {breaks}; print(module.clika_breaks) lists them")
     log.detail(str(module.clika_breaks))
+    state.timings = log.timings
     return None if arguments.is_dry_run else module
+
+
+def _record(context: CompileContext, calls: list[ModelCall], error: CaptureError) -> Recording:
+    with context.log.stage("Recording") as stage:
+        try:
+            recording = record_pieces(context.callee, calls, dynamic=context.arguments.dynamic is not False)
+        except ModelError:
+            raise
+        except Exception as failure:
+            raise error from failure
+        stage.done(format_count(len(recording.runner.table.pieces), "piece"))
+    return recording
+
+
+def _compile_pieces(recording: Recording, context: CompileContext) -> None:
+    pieces, log = recording.runner.table.pieces, context.log
+    with log.stage("Compiling pieces") as stage:
+        for piece in pieces:
+            stage.update(f"{piece.number + 1}/{len(pieces)} {piece.label}")
+            log.detail(f"Piece {piece.number}: {piece.label}")
+            _compile_piece(piece, recording, context)
+        compiled = [piece.module for piece in pieces if piece.module is not None]
+        nodes = sum(len(module.clika_state.graph) for module in compiled)
+        stage.done(f"{format_count(nodes, 'node')} in {format_count(len(compiled), 'piece')}")
+    recording.runner.table.run = dispatch
 
 
 def _reject_arguments(context: CompileContext, error: CaptureError) -> None:
@@ -90,8 +96,8 @@ def _reject_arguments(context: CompileContext, error: CaptureError) -> None:
     found = [name for name, is_given in needs.items() if is_given]
     if found:
         raise ModelError(
-            f"cannot compile {context.callee.name} in pieces with {' and '.join(found)}, which needs one graph. Compile "
-            "without it, or remove the cause: " + str(error)
+            f"cannot compile {context.callee.name} in pieces: {' and '.join(found)} needs one graph. Compile "
+            f"without it, or remove the cause: {error}"
         ) from error
 
 
@@ -123,13 +129,11 @@ def _compile_piece(piece: Piece, recording: Recording, context: CompileContext) 
     )
     log = CompilationLog()
     try:
-        compiled = compile_callee(
-            CompileContext(
-                make_callable(graph.rebuild(values, names)), arguments, context.registry, log, SINGLE_PROCESS
-            )
-        )
+        callee = make_callable(graph.rebuild(values, names))
+        compiled = compile_callee(CompileContext(callee, arguments, context.registry, log, SINGLE_PROCESS))
     except CaptureError as error:
         piece.eager_reason = str(error)
+        context.log.warning(f"{piece.label} runs in eager: {error}")
     else:
         assert isinstance(compiled, ClikaModule)
         piece.module = compiled.train(context.callee.module.training)

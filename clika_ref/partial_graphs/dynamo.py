@@ -166,12 +166,26 @@ def list_dynamic_sources(program: fx.GraphModule) -> set[str]:
     found: set[str] = set()
     for node in program.graph.find_nodes(op="placeholder"):
         name = str(getattr(getattr(node.meta.get("grapharg"), "source", None), "name", ""))
-        value = node.meta.get("example_value")
-        if isinstance(value, torch.SymInt) and ".size()" not in name:
+        if isinstance(node.meta.get("example_value"), torch.SymInt) and ".size()" not in name:
             found.add(name)
-        if isinstance(value, torch.Tensor):
-            found |= {f"{name}:{dim}" for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)}
+        found |= {f"{name}:{dim}" for dim in list_dynamic_dims(node)}
     return found
+
+
+def list_dynamic_dims(placeholder: fx.Node) -> list[int]:
+    """Return the dims of an input of a graph that are dynamic; none if it is no tensor."""
+    value = placeholder.meta.get("example_value")
+    if not isinstance(value, torch.Tensor):
+        return []
+    return [dim for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+
+
+def copy_with_dynamic_dims(x: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
+    """Return a copy of a tensor with these dims marked as dynamic."""
+    copy = x.detach().clone().requires_grad_(x.requires_grad)
+    for dim in dims:
+        torch._dynamo.mark_dynamic(copy, dim)  # noqa: SLF001 - the module is private, the function is documented
+    return copy
 
 
 def trace_library_forward(module: torch.nn.Module, path: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,13 @@ class Placeholder:
             return cls("weight", text)
         fake = node.meta.get("example_value")
         return cls("integer" if isinstance(fake, torch.SymInt | int) else "tensor", text)
+
+
+def read_placeholders(program: fx.GraphModule) -> list[Placeholder]:
+    """Return the inputs of a graph; a size of a tensor that is no input itself is an integer."""
+    found = [Placeholder.of(node) for node in program.graph.find_nodes(op="placeholder")]
+    tensors = {p.name for p in found if p.kind == "tensor"}
+    return [replace(p, kind="integer") if p.kind == "size" and p.tensor not in tensors else p for p in found]
 
 
 _WEIGHT_SOURCE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")

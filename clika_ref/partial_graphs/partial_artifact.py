@@ -183,7 +183,8 @@ def _export_piece(piece: Piece, folder: Path, deployment: BaseDeploymentSettings
         return {PartialKey.FILE: "", PartialKey.DIGESTS: {}}
     before = set(folder.iterdir())
     name = re.sub(r"\W+", "_", piece.scope or piece.key.place.function)
-    artifact = module.clika_export(folder / f"{piece.number:03}_{name}", deployment_settings=deployment)
+    suffix = next(iter(module.clika_state.registry.targets[deployment.target].suffixes), "")
+    artifact = module.clika_export(folder / f"{piece.number:03}_{name}{suffix}", deployment_settings=deployment)
     written = sorted(set(folder.iterdir()) - before)
     return {
         PartialKey.FILE: artifact.path.name,

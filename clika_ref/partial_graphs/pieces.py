@@ -9,15 +9,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from clika_ref.capture.inputs_catcher import copy_leaf
 from clika_ref.compiled.weights import register_weight
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
-from clika_ref.partial_graphs.dynamo import CodePlace, list_dynamic_sources, read_place
+from clika_ref.partial_graphs.dynamo import (
+    CodePlace,
+    copy_with_dynamic_dims,
+    list_dynamic_dims,
+    list_dynamic_sources,
+    read_place,
+)
 from clika_ref.partial_graphs.dynamo_graph import (
-    Placeholder,
     RebuiltModule,
     fingerprint_graph,
+    read_placeholders,
     set_module_paths,
     weight_names,
 )
@@ -75,11 +80,19 @@ class Piece:
         """Where the piece is, for messages: ``layers.3, forward at model.py:8``."""
         return f"{self.scope}{', ' if self.scope else ''}{self.key.place}"
 
-    def record(self, inputs: tuple[Any, ...]) -> None:
-        """Keep copies of the inputs of a call, if their shapes are new."""
+    def record(self, inputs: tuple[Any, ...], dynamic_dims: Sequence[Sequence[int]]) -> None:
+        """Keep copies of the inputs of a call, if their shapes are new.
+
+        Args:
+            inputs: tensors and integers.
+            dynamic_dims: the dims of each input that differ between calls, perhaps of other pieces.
+        """
         shapes = _describe_shapes(inputs)
         if len(self.calls) < MAX_RECORDED_CALLS and shapes not in map(_describe_shapes, self.calls):
-            self.calls.append(tuple(copy_leaf(x) if isinstance(x, torch.Tensor) else x for x in inputs))
+            marked = zip(inputs, dynamic_dims, strict=True)
+            self.calls.append(
+                tuple(copy_with_dynamic_dims(x, d) if isinstance(x, torch.Tensor) else x for x, d in marked)
+            )
 
 
 def _describe_shapes(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -96,13 +109,15 @@ class DynamoGraph:
 
     def __init__(self, program: fx.GraphModule, table: PieceTable) -> None:
         self.program = program
-        self.placeholders = [Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")]
+        nodes = program.graph.find_nodes(op="placeholder")
+        self.placeholders = read_placeholders(program)
         self.place = read_place()
         self.fingerprint = fingerprint_graph(program)
         self._table = table
         self._weights = [i for i, p in enumerate(self.placeholders) if p.kind == "weight"]
         self._constants = [i for i, p in enumerate(self.placeholders) if p.kind == "constant"]
         self._inputs = [i for i, p in enumerate(self.placeholders) if p.kind in ("tensor", "integer")]
+        self.dynamic_dims = [list_dynamic_dims(nodes[i]) for i in self._inputs]
         self._known: dict[tuple[Any, ...], tuple[Piece, list[torch.Tensor]]] = {}
 
     def __call__(self, *values: Any) -> Any:

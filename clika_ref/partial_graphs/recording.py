@@ -68,22 +68,28 @@ class Recording:
     breaks: list[Break] = field(default_factory=list[Break])
 
 
-def record_pieces(callee: TracedCallable, calls: Sequence[ModelCall]) -> Recording:
+def record_pieces(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic: bool = True) -> Recording:
     """Run a model on its tracing inputs, first to find what differs between them, then to record its pieces.
+
+    Args:
+        callee: the model.
+        calls: the tracing inputs.
+        dynamic: whether sizes may be dynamic.
 
     Raises:
         ModelError: a function needs too many graphs.
         Exception: the model raises it in eager.
     """
-    first = _find_sources(callee, calls, ())
+    first = _run_for_sources(callee, calls, ())
     library = find_uncovered_library_modules(callee.module, first.pieces)
     if library:
-        first = _find_sources(callee, calls, library)
-    recording = Recording(PieceRunner(callee, PieceTable(callee.module), first.sources, library))
+        first = _run_for_sources(callee, calls, library)
+    sources = first.sources if dynamic else ()
+    recording = Recording(PieceRunner(callee, PieceTable(callee.module), sources, library))
 
     def record(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
         recording.graphs.setdefault(piece, (graph, values))
-        piece.record(graph.inputs_of(values))
+        piece.record(graph.inputs_of(values), graph.dynamic_dims)
         return run_in_eager(piece, graph, values)
 
     recording.runner.table.run = record
@@ -93,7 +99,7 @@ def record_pieces(callee: TracedCallable, calls: Sequence[ModelCall]) -> Recordi
     return recording
 
 
-def _find_sources(callee: TracedCallable, calls: Sequence[ModelCall], library: Sequence[str]) -> PieceTable:
+def _run_for_sources(callee: TracedCallable, calls: Sequence[ModelCall], library: Sequence[str]) -> PieceTable:
     """Return a table with the dynamic sources of all graphs: what Dynamo found to differ between calls."""
     runner = PieceRunner(callee, PieceTable(callee.module), None, library)
     runner.table.run = run_in_eager

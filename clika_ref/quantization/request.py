@@ -91,6 +91,17 @@ class QuantizationRequest:
         return replace(scheme, weights=replace(scheme.weights, bits=bits))
 
     @property
+    def overflow_warning(self) -> str:
+        """A warning if the user asks for all 8 bits of weights where the target uses 7; empty otherwise."""
+        full, only = self.given.weights_utilize_full_int_range, self.settings.prefer_weights_only_quantization
+        if not full or only or self.target.scheme is None or self.target.scheme.weights.bits == 8:
+            return ""
+        return (
+            f"weights_utilize_full_int_range=True: {self.target.name} adds products in 16 bits on this CPU, and sums "
+            "with 8-bit weights can overflow there. Leave it None for 7 bits."
+        )
+
+    @property
     def ineffective_options(self) -> list[str]:
         """Options that the user chose without effect, since activations stay in float."""
         if not self.settings.prefer_weights_only_quantization:

@@ -319,12 +319,6 @@ def test_clika_compile_layer_settings_alone_rejected():
         )
 
 
-def test_clika_compile_fullgraph_false_rejected():
-    """`fullgraph=False` raises an error, because partial graphs are unsupported."""
-    with pytest.raises(ClikaError, match=r"fullgraph=False \(partial graphs\) is not available in this version"):
-        clika_compile(Net(), tracing_inputs=images(), fullgraph=False)
-
-
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [

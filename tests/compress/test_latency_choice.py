@@ -38,7 +38,7 @@ def decide(monkeypatch, ratio_of, *, slow=(), **settings):
     module = clika_compile(
         model,
         calibration_inputs=[torch.randn(16, 8) for _ in range(3)],
-        quantization_settings=QuantizationSettings(**settings),
+        quantization_settings=QuantizationSettings(weights_utilize_full_int_range=True, **settings),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(optimize_for="latency", mixed_precision="off"),
     )

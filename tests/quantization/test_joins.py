@@ -57,4 +57,4 @@ def test_clika_compile_concat_of_different_ranges_keeps_accuracy(ratio, deployme
     expected, found = model(x).detach(), module(x).detach()
     noise = (expected - found).square().sum((1, 2, 3))
     signal = (expected - expected.mean(0)).square().sum((1, 2, 3))
-    assert float((10 * torch.log10(signal / noise)).median()) >= 36
+    assert float((10 * torch.log10(signal / noise)).median()) >= 35

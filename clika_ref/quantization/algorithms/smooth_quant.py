@@ -11,6 +11,7 @@ Correction (2019), section 4.1, with activations instead of weights.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -149,7 +150,7 @@ def _best_factor(strengths: FactorEvaluator, none: Tensor, gain: float) -> Tenso
 def apply_smoothing(graph: Graph, factors: Mapping[str, Tensor], operators: Mapping[str, Operator]) -> None:
     """Divide values of a graph by their factors, and multiply the weights that read them."""
     nodes = list(graph.nodes)
-    after = dict(zip(nodes, [*nodes[1:], None], strict=True))
+    after = dict(itertools.pairwise([*nodes, None]))
     for value in _graph_values(graph):
         channels = find_scalable_channels(graph, value) if value.name in factors else None
         if channels is not None:

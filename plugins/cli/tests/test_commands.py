@@ -13,6 +13,7 @@ from command_folder import run_command, run_json
 from onnx_sessions import open_session
 
 from clika_ref import ClikaModule
+from clika_ref.core.registry import load_registry
 
 pytestmark = pytest.mark.usefixtures("_enter_quantized_folder")
 
@@ -27,9 +28,10 @@ def test_quantize_json_describes_artifact_and_module(quantized_folder):
     assert "data that talks" in quantized_folder.quantized.stderr
     found = json.loads(quantized_folder.quantized.stdout)
     assert {*found} == {"observer", "bytes", "layers", "what_if", "artifact", "saved", "seconds"}
+    bits = load_registry().targets["onnxruntime"].scheme.weights.bits
     assert [(layer["name"], layer["weight_bits"], layer["reason"]) for layer in found["layers"]] == [
-        ("linear", 8, ""),
-        ("linear_1", 8, ""),
+        ("linear", bits, ""),
+        ("linear_1", bits, ""),
     ]
     assert {*found["layers"][0]} == {
         *("name", "scope", "operator", "weight_bits", "activation_bits", "sensitivity"),

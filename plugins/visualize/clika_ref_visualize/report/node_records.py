@@ -47,6 +47,8 @@ def build_node_records(
         layer, fact = layers.get(node.name), facts.get(node.name)
         precision = fact.planned if fact else planned.get(node, FLOAT_PRECISION)
         before, after, bits = count_weight_bytes(node)
+        if bits is not None and plan is not None and node.name in plan.weights:
+            bits = plan.scheme.weights.bits, bits[1]  # 7 bits are stored in 8
         reason = _find_float_reason(node, layer, fact, plan)
         runs = None if fact is None else fact.runs
         inputs = dict.fromkeys(trace_before_pairs(v) for v in node.inputs if isinstance(v, Value))
