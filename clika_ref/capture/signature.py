@@ -118,7 +118,9 @@ class Signature:
     """
 
     def __post_init__(self) -> None:
-        self._has_size = _contains_size(self.output_spec)
+        spec = self.output_spec
+        self._has_size = _contains_size(spec)
+        self._is_plain_tuple = spec is not None and spec.type is tuple and all(c.is_leaf() for c in spec.children())
 
     @property
     def call_signature(self) -> inspect.Signature:
@@ -202,6 +204,8 @@ class Signature:
         """Return the model's return value, from the outputs of the graph."""
         leaves = [resolve(o.value, sizes) if o.index is None else o.read(results) for o in self.outputs]
         assert self.output_spec is not None
+        if self._is_plain_tuple:
+            return tuple(leaves)
         if self._has_size:
             return _unflatten(iter(leaves), self.output_spec)
         return pytree.tree_unflatten(leaves, self.output_spec)

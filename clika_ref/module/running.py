@@ -50,9 +50,18 @@ def call(module: CompiledModule, args: tuple[Any, ...], kwargs: Mapping[str, Any
     Raises:
         ModelError: the arguments do not match the graph.
     """
+    return call_with_leaves(module, module.clika_state.signature.flatten(args, kwargs))
+
+
+def call_with_leaves(module: CompiledModule, leaves: Sequence[Any]) -> Any:
+    """Call a module with the leaves of its arguments, in the order of its signature: tensors, and constants as traced.
+
+    Raises:
+        ModelError: the leaves do not match the graph.
+    """
     state = module.clika_state
     signature = state.signature
-    inputs = signature.graph_inputs(signature.flatten(args, kwargs))
+    inputs = signature.graph_inputs(leaves)
     _check_inputs(state, inputs)
     if signature.autocast is None:
         results = _compute_outputs(module, inputs)

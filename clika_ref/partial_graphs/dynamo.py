@@ -15,6 +15,7 @@ import torch.fx.experimental._config as fx_config
 from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import utils as dynamo_utils
+from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._guards import TracingContext
@@ -61,50 +62,60 @@ class CodePlace:
         return cls(name, code.co_filename, int(line), resumed is not None)
 
 
-def compile_with_breaks(function: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
+def compile_with_breaks(
+    function: Callable[..., Any], backend: Backend, sources: Iterable[str] | None
+) -> Callable[..., Any]:
     """Return a callable that runs a function with each of its graphs compiled by a backend, and Python between them.
 
     Its graphs are its own: other callables of ``torch.compile`` on the same code neither use them nor count.
-    """
-    return torch.compile(  # type: ignore[call-overload] - its overloads lack the last two
-        function, backend=backend, fullgraph=False, recompile_limit=RECOMPILE_LIMIT, isolate_recompiles=True
-    )
-
-
-@contextlib.contextmanager
-def dynamo_settings(sources: Iterable[str] | None) -> Iterator[None]:
-    """Set what Dynamo treats as dynamic while the context lasts; exceeding the limit of graphs is an error.
 
     Args:
-        sources: the dynamic sources, in the form of ``torch.compiler.config.dynamic_sources``; None to find them: what
+        function: a module or a function.
+        backend: called with each graph that Dynamo finds.
+        sources: what is dynamic, in the form of ``torch.compiler.config.dynamic_sources``; None to find it: what
             differs between two calls is dynamic.
-
-    Raises:
-        ModelError: a function has more than `RECOMPILE_LIMIT` graphs.
     """
-    found_by_dynamo = sources is None
-    with (
-        # Equal sizes of different inputs are different symbols, and a size of 1 is no special case.
-        fx_config.patch(  # type: ignore[attr-defined] - config modules get it when they are installed
-            use_duck_shape=False, backed_size_oblivious=True
-        ),
-        torch.compiler.config.patch(  # type: ignore[attr-defined]
-            dynamic_sources="" if sources is None else ",".join(sorted(sources))
-        ),
-        dynamo_config.patch(
-            automatic_dynamic_shapes=found_by_dynamo,
-            fail_on_recompile_limit_hit=True,
-            suppress_errors=False,
-            accumulated_recompile_limit=TOTAL_RECOMPILE_LIMIT,
-        ),
-    ):
-        try:
-            yield
-        except FailOnRecompileLimitHit as error:
-            raise ModelError(
-                f"a function of the model needs more than {RECOMPILE_LIMIT} graphs: {summarize_reason(str(error))}. "
-                "Pass numbers that differ between calls as tensors, and do not create modules in forward."
-            ) from error
+    # The module is private, the function is documented.
+    context = torch._dynamo.optimize(backend, recompile_limit=RECOMPILE_LIMIT, isolate_recompiles=True)  # noqa: SLF001
+    assert isinstance(context, OptimizeContext)
+    context.callback = _make_callback(context.callback, sources)
+    return context(function)
+
+
+def _make_callback(callback: Any, sources: Iterable[str] | None) -> Callable[..., Any]:
+    """Return Dynamo's callback for code to compile, with our settings while it runs: per call they would cost more.
+
+    Args:
+        callback: Dynamo's own.
+        sources: as for `compile_with_breaks`.
+    """
+    named = "" if sources is None else ",".join(sorted(sources))
+
+    def compile_code(*args: Any, **kwargs: Any) -> Any:
+        with (
+            # Equal sizes of different inputs are different symbols, and a size of 1 is no special case.
+            fx_config.patch(  # type: ignore[attr-defined] - config modules get it when they are installed
+                use_duck_shape=False, backed_size_oblivious=True
+            ),
+            torch.compiler.config.patch(dynamic_sources=named),  # type: ignore[attr-defined]
+            dynamo_config.patch(
+                automatic_dynamic_shapes=sources is None,
+                fail_on_recompile_limit_hit=True,
+                suppress_errors=False,
+                accumulated_recompile_limit=TOTAL_RECOMPILE_LIMIT,
+            ),
+        ):
+            try:
+                return callback(*args, **kwargs)
+            except FailOnRecompileLimitHit as error:
+                raise ModelError(
+                    f"a function of the model needs more than {RECOMPILE_LIMIT} graphs: "
+                    f"{summarize_reason(str(error))}. Pass numbers that differ between calls as tensors, and do not "
+                    "create modules in forward."
+                ) from error
+
+    compile_code._torchdynamo_orig_backend = callback  # type: ignore[attr-defined]  # noqa: SLF001 - it finds its own here
+    return compile_code
 
 
 def read_place() -> CodePlace:

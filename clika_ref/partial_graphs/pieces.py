@@ -12,6 +12,7 @@ from torch import fx
 from clika_ref.compiled.weights import register_weight
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
+from clika_ref.module.running import call_with_leaves
 from clika_ref.partial_graphs.dynamo import (
     CodePlace,
     copy_with_dynamic_dims,
@@ -126,7 +127,9 @@ class DynamoGraph:
         Raises:
             ModelError: there is no such piece.
         """
-        key = (*[id(values[i]) for i in self._weights], *[float(values[i]) for i in self._constants])
+        key: tuple[float, ...] = tuple([id(values[i]) for i in self._weights])
+        if self._constants:
+            key += tuple(float(values[i]) for i in self._constants)
         found = self._known.get(key)
         if found is None:  # the second part keeps the weights alive, and with them their ids
             found = self._known[key] = self._table.find(self, values), [values[i] for i in self._weights]
@@ -164,7 +167,7 @@ def dispatch(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
     """Run a piece in its compiled form, or in eager if it has none."""
     if piece.module is None:
         return graph.program(*values)
-    return piece.module(*graph.inputs_of(values))
+    return call_with_leaves(piece.module, graph.inputs_of(values))
 
 
 class PieceTable:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +13,9 @@ import torch
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.eager import preserve_module
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.patching import patch_attributes
 from clika_ref.partial_graphs.breaks import Break
 from clika_ref.partial_graphs.dynamo import (
     compile_with_breaks,
-    dynamo_settings,
     record_breaks,
     trace_library_forward,
 )
@@ -31,7 +31,7 @@ class PieceRunner:
     Args:
         callee: the model.
         table: its pieces.
-        sources: what is dynamic (`dynamo_settings`).
+        sources: what is dynamic (`compile_with_breaks`).
         library_modules: paths of the library modules that Python calls, each a piece of its own.
     """
 
@@ -42,9 +42,10 @@ class PieceRunner:
         self.sources = None if sources is None else tuple(sorted(sources))
         self.library_modules = tuple(library_modules)
         is_forward = callee.function == callee.module.forward
-        self._run = compile_with_breaks(callee.module if is_forward else callee.function, table.backend)
+        self._run = compile_with_breaks(callee.module if is_forward else callee.function, table.backend, sources)
         found = {path: callee.module.get_submodule(path) for path in self.library_modules}
-        self._forwards = {(module, "forward"): trace_library_forward(module, path) for path, module in found.items()}
+        self._forwards = [(module, trace_library_forward(module, path)) for path, module in found.items()]
+        self._lock, self._running = threading.Lock(), 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
@@ -52,8 +53,27 @@ class PieceRunner:
         Raises:
             ModelError: a function needs too many graphs.
         """
-        with dynamo_settings(self.sources), patch_attributes(self._forwards):
+        if not self._forwards:
             return self._run(*args, **kwargs)
+        with self._compiled_library_modules():
+            return self._run(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _compiled_library_modules(self) -> Iterator[None]:
+        """Have Dynamo compile the library modules that Python calls, until the last of concurrent calls ends."""
+        with self._lock:
+            self._running += 1
+            if self._running == 1:
+                for module, forward in self._forwards:
+                    module.__dict__["forward"] = forward
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    for module, _ in self._forwards:
+                        del module.__dict__["forward"]
 
 
 @dataclass
@@ -132,6 +152,7 @@ def find_uncovered_library_modules(model: torch.nn.Module, pieces: Iterable[Piec
             module, torch.nn.ModuleList | torch.nn.ModuleDict
         )
         is_inside = any(path.startswith(f"{outer}.") for outer in found)
-        if path and is_library and own and own.isdisjoint(used) and not is_inside:
+        is_wrapped = "forward" in module.__dict__  # as by accelerate
+        if path and is_library and not is_wrapped and own and own.isdisjoint(used) and not is_inside:
             found.append(path)
     return found
