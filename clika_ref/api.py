@@ -159,11 +159,15 @@ def clika_compile(
     arguments = locals()  # only the arguments at this point
     with freeze_gc(), open_ranks(distributed_training_settings) as ranks:
         # Importing torch.export and sympy takes a second, so the first compilation pays for it and not the import.
-        from clika_ref.partial_graphs.compilation import compile_in_pieces  # noqa: PLC0415
         from clika_ref.pipeline import CompileRequest, compile_model  # noqa: PLC0415
 
         check_arguments(arguments)
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
         checked: dict[str, Any] = arguments | {"clika_compile_options": options}
         request = CompileRequest(**{field.name: checked[field.name] for field in fields(CompileRequest)})
-        return compile_model(module_or_func, request, ranks, None if fullgraph else compile_in_pieces)
+        fallback = None
+        if not fullgraph:
+            from clika_ref.partial_graphs.compilation import compile_in_pieces  # noqa: PLC0415
+
+            fallback = compile_in_pieces
+        return compile_model(module_or_func, request, ranks, fallback)

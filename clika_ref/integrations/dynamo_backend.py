@@ -18,7 +18,7 @@ from clika_ref.capture.inputs import check_iterable
 from clika_ref.compiled.weights import register_weight
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
-from clika_ref.partial_graphs.dynamo import read_break, read_place
+from clika_ref.partial_graphs.dynamo import read_break, read_position
 from clika_ref.partial_graphs.dynamo_graph import Placeholder, RebuiltModule, read_placeholders, weight_names
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.settings import Settings
@@ -148,8 +148,8 @@ def _reject_options_for_pieces(program: fx.GraphModule, options: Mapping[str, An
     """Reject options with inputs of the whole model if the graph is one of its pieces, which take other inputs."""
     found = read_break(program)
     given = [name for name in WHOLE_MODEL_ARGUMENTS if options.get(name) is not None]
-    if given and (found is not None or read_place().is_resumed):
-        where = f"at {found.place}: {found.reason}" if found else f"before {read_place()}"
+    if given and (found is not None or read_position().is_resumed):
+        where = f"at {found.position}: {found.reason}" if found else f"before {read_position()}"
         raise ModelError(
             f"cannot compile the model with {given[0]}: Dynamo breaks it into several graphs, {where}. Compile with "
             "clika_compile(model, fullgraph=False), which runs the data through the whole model, or remove the break. "

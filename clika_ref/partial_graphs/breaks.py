@@ -11,8 +11,13 @@ from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE, DATA_DEPENDENT_MAR
 from clika_ref.capture.origins import format_line
 from clika_ref.reporting.tables import HasTables, Table
 
-DATA_DEPENDENT_PHRASES = (*DATA_DEPENDENT_MARKERS, "generic_jump", "Tensor.item()", "depends on input Tensor data")
-"""Phrases in Dynamo's reasons for a data-dependent branch, number or size; a jump is a branch."""
+DATA_DEPENDENT_PHRASES = (
+    *DATA_DEPENDENT_MARKERS,
+    "Data-dependent branching",
+    "Tensor.item()",
+    "depends on input Tensor data",
+)
+"""Phrases in Dynamo's reasons for a data-dependent branch, number or size."""
 
 ADVICE = {
     r"builtin operator `print`|logging": "Remove the output, or print only if not torch.compiler.is_compiling().",
@@ -28,19 +33,21 @@ OTHER_ADVICE = "Remove the call, or move it out of forward."
 
 @dataclass(frozen=True)
 class Break:
-    """A place where a graph ends and Python continues."""
+    """A line where a graph ends and Python continues."""
 
     function: str
-    """The function, as in ``forward``."""
+    """The name of the function, such as ``forward``."""
     file: str
+    """The path of its file."""
     line: int
+    """The line of the statement at which the graph ends."""
     reason: str
     """Dynamo's reason, in one line."""
     is_skipped: bool = False
     """Whether the whole function runs in Python, as the break is inside a loop."""
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         """File and line."""
         return format_line(self.file, self.line)
 
@@ -59,12 +66,14 @@ class Break:
 
 def summarize_reason(reason: str) -> str:
     """Return Dynamo's reason and explanation in one line, without the hints for its own developers."""
+    if reason.startswith("generic_jump"):
+        return "Data-dependent branching"
     lines = [line.strip().removeprefix("Explanation: ") for line in reason.splitlines()]
     return ": ".join(line.rstrip(".") for line in lines[:2] if line)
 
 
 COLUMNS: Mapping[str, Callable[[Break], object]] = {
-    "place": lambda row: row.place,
+    "position": lambda row: row.position,
     "runs in Python": lambda row: row.effect,
     "reason": lambda row: row.reason,
     "change": lambda row: row.advice,
@@ -83,8 +92,9 @@ class BreakReport(HasTables):
         return Table(self.breaks, COLUMNS)
 
     def parts(self) -> Sequence[Table[Any] | str]:
-        """Return three lines for each break: the place and the reason, what runs in Python, and the change."""
+        """Return three lines for each break: the position and the reason, what runs in Python, and the change."""
         return [
-            f"{row.place} in {row.function}: {row.reason}\n    runs in Python: {row.effect}\n    change: {row.advice}"
-            for row in self.breaks
+            f"{found.position} in {found.function}: {found.reason}\n"
+            f"    runs in Python: {found.effect}\n    change: {found.advice}"
+            for found in self.breaks
         ]

@@ -125,7 +125,7 @@ def _compile_piece(piece: Piece, recording: Recording, context: CompileContext) 
         discard_input_model=True,
         is_dry_run=False,
         skip_eval_set_mode=True,
-        graph_name=piece.scope or piece.key.place.function,
+        graph_name=piece.scope or piece.key.position.function,
     )
     log = CompilationLog()
     try:

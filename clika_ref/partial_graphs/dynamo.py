@@ -39,15 +39,17 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class CodePlace:
+class CodePosition:
     """Where the code of a graph begins: a function, or the line where it resumes after a break."""
 
     function: str
-    """Name of the function."""
+    """The name of the function."""
     file: str
+    """The path of its file."""
     line: int
     """The line where the function begins or resumes."""
     is_resumed: bool
+    """Whether the graph begins after a break."""
 
     def __str__(self) -> str:
         if self.file == __file__:
@@ -55,8 +57,8 @@ class CodePlace:
         return f"{self.function} {'resumed ' * self.is_resumed}at {format_line(self.file, self.line)}"
 
     @classmethod
-    def of(cls, code: CodeType) -> CodePlace:
-        """Return the place of a code object, such as Dynamo's resume functions."""
+    def of(cls, code: CodeType) -> CodePosition:
+        """Return the position of a code object, such as Dynamo's resume functions."""
         resumed = _RESUMED.match(code.co_name)
         name, line = resumed.groups() if resumed else (code.co_name, code.co_firstlineno)
         return cls(name, code.co_filename, int(line), resumed is not None)
@@ -118,10 +120,10 @@ def _make_callback(callback: Any, sources: Iterable[str] | None) -> Callable[...
     return compile_code
 
 
-def read_place() -> CodePlace:
-    """Return the place of the code that is being compiled; for calls from a backend."""
+def read_position() -> CodePosition:
+    """Return the position of the code that is being compiled; for calls from a backend."""
     codes = TracingContext.get().traced_code
-    return CodePlace.of(codes[0])
+    return CodePosition.of(codes[0])
 
 
 def read_break(program: fx.GraphModule) -> Break | None:

@@ -182,7 +182,7 @@ def _export_piece(piece: Piece, folder: Path, deployment: BaseDeploymentSettings
     if module is None or not module.clika_state.graph.outputs:
         return {PartialKey.FILE: "", PartialKey.DIGESTS: {}}
     before = set(folder.iterdir())
-    name = re.sub(r"\W+", "_", piece.scope or piece.key.place.function)
+    name = re.sub(r"\W+", "_", piece.scope or piece.key.position.function)
     suffix = next(iter(module.clika_state.registry.targets[deployment.target].suffixes), "")
     artifact = module.clika_export(folder / f"{piece.number:03}_{name}{suffix}", deployment_settings=deployment)
     written = sorted(set(folder.iterdir()) - before)

@@ -54,7 +54,11 @@ class PartialClikaModule(nn.Module):
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model with the arguments of the original.
+        """Call the model.
+
+        Args:
+            args: the positional arguments of the original.
+            kwargs: its keyword arguments.
 
         Raises:
             ModelError: the call takes a branch that no tracing input took, or a tensor does not fit a piece.
@@ -75,7 +79,13 @@ class PartialClikaModule(nn.Module):
         recurse: bool = True,  # noqa: FBT001, FBT002 - PyTorch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002
     ) -> Any:
-        """Yield the parameters of the model, and the log scales that quantized pieces learn in training."""
+        """Yield the parameters of the model, and the log scales that quantized pieces learn in training.
+
+        Args:
+            prefix: put before each name.
+            recurse: include those of submodules and pieces.
+            remove_duplicate: yield shared parameters once.
+        """
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
         for piece in self.clika_state.pieces if recurse else ():
             if piece.module is not None:

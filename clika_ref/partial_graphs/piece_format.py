@@ -11,7 +11,7 @@ import torch
 from clika_ref.capture.callables import TracedCallable, make_callable
 from clika_ref.core.errors import ModelError
 from clika_ref.partial_graphs.breaks import Break
-from clika_ref.partial_graphs.dynamo import CodePlace
+from clika_ref.partial_graphs.dynamo import CodePosition
 from clika_ref.partial_graphs.partial_state import PartialState
 from clika_ref.partial_graphs.pieces import Piece, PieceKey, PieceTable
 from clika_ref.partial_graphs.recording import PieceRunner
@@ -55,7 +55,7 @@ def _key_from_json(saved: Mapping[str, Any]) -> PieceKey:
     key = PieceKey(**saved)
     return replace(
         key,
-        place=CodePlace(**saved["place"]),
+        position=CodePosition(**saved["position"]),
         weights=tuple(key.weights),
         constants=tuple(key.constants),
     )

@@ -14,11 +14,11 @@ from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.module.running import call_with_leaves
 from clika_ref.partial_graphs.dynamo import (
-    CodePlace,
+    CodePosition,
     copy_with_dynamic_dims,
     list_dynamic_dims,
     list_dynamic_sources,
-    read_place,
+    read_position,
 )
 from clika_ref.partial_graphs.dynamo_graph import (
     RebuiltModule,
@@ -36,7 +36,7 @@ MAX_RECORDED_CALLS = 8
 class PieceKey:
     """What identifies a piece: the code, the point where it resumes, its graph, and the weights it is called with."""
 
-    place: CodePlace
+    position: CodePosition
     graph: str
     """`fingerprint_graph` of Dynamo's graph."""
     weights: tuple[str, ...]
@@ -44,10 +44,10 @@ class PieceKey:
     constants: tuple[float, ...]
     """The numbers that the graph takes as constants."""
 
-    def matches_moved(self, other: PieceKey) -> bool:
+    def matches_without_lines(self, other: PieceKey) -> bool:
         """Return whether another key is the same but for the lines of its code."""
-        return replace(self, place=replace(self.place, line=0, file="")) == replace(
-            other, place=replace(other.place, line=0, file="")
+        return replace(self, position=replace(self.position, line=0, file="")) == replace(
+            other, position=replace(other.position, line=0, file="")
         )
 
 
@@ -79,7 +79,7 @@ class Piece:
     @property
     def label(self) -> str:
         """Where the piece is, for messages: ``layers.3, forward at model.py:8``."""
-        return f"{self.scope}{', ' if self.scope else ''}{self.key.place}"
+        return f"{self.scope}{', ' if self.scope else ''}{self.key.position}"
 
     def record(self, inputs: tuple[Any, ...], dynamic_dims: Sequence[Sequence[int]]) -> None:
         """Keep copies of the inputs of a call, if their shapes are new.
@@ -112,7 +112,7 @@ class DynamoGraph:
         self.program = program
         nodes = program.graph.find_nodes(op="placeholder")
         self.placeholders = read_placeholders(program)
-        self.place = read_place()
+        self.position = read_position()
         self.fingerprint = fingerprint_graph(program)
         self._table = table
         self._weights = [i for i, p in enumerate(self.placeholders) if p.kind == "weight"]
@@ -138,7 +138,9 @@ class DynamoGraph:
     def key_of(self, values: Sequence[Any], names: Mapping[int, str]) -> PieceKey:
         """Return the key of the piece that a call belongs to; ``names`` are those of weights by id."""
         weights = self.named_weights(values, names)
-        return PieceKey(self.place, self.fingerprint, tuple(weights), tuple(float(values[i]) for i in self._constants))
+        return PieceKey(
+            self.position, self.fingerprint, tuple(weights), tuple(float(values[i]) for i in self._constants)
+        )
 
     def named_weights(self, values: Sequence[Any], names: Mapping[int, str]) -> dict[str, torch.Tensor]:
         """Return the weights in a call by their names in the model; those outside it are named by their source."""
@@ -211,7 +213,7 @@ class PieceTable:
         key = graph.key_of(values, names)
         piece = self._pieces.get(key)
         if piece is None and self._is_closed:
-            piece = self._find_moved(key)
+            piece = self._find_without_lines(key)
         if piece is None:
             piece = self._pieces[key] = Piece(key, len(self._pieces))
         if piece.module is not None:  # its weights may be other tensors than those it was compiled with
@@ -219,19 +221,19 @@ class PieceTable:
                 register_weight(piece.module, name, weight, is_saved=True)
         return piece
 
-    def _find_moved(self, key: PieceKey) -> Piece:
+    def _find_without_lines(self, key: PieceKey) -> Piece:
         """Return the piece with a key but for the lines of its code, which may have moved since it was saved."""
-        found = [piece for piece in self._pieces.values() if piece.key.matches_moved(key)]
+        found = [piece for piece in self._pieces.values() if piece.key.matches_without_lines(key)]
         if len(found) == 1:
             return found[0]
         if self.is_loaded:
             raise ModelError(
-                f"{key.place} does not compute what was compiled: no saved piece matches it. Restore this code, or "
+                f"{key.position} does not compute what was compiled: no saved piece matches it. Restore this code, or "
                 "compile the model again."
             )
         raise ModelError(
-            f"{key.place} was not compiled for this call: it takes a branch, or has a constant, that no tracing input "
-            "had. Add such an input to tracing_inputs."
+            f"{key.position} was not compiled for this call: it takes a branch, or has a constant, that no tracing "
+            "input had. Add such an input to tracing_inputs."
         )
 
 

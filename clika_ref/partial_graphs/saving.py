@@ -13,7 +13,7 @@ from clika_ref.partial_graphs.partial_state import PartialState
 from clika_ref.partial_graphs.piece_format import runner_from_json, runner_to_json
 from clika_ref.serialization.atomic_files import require_path, write_atomically
 from clika_ref.serialization.container import pack_file, strip_prefix, unpack_file
-from clika_ref.serialization.vocabulary import ModuleKey, PartialKey, TensorPrefix
+from clika_ref.serialization.vocabulary import ModuleKey, PartialKey, PartialTensorPrefix
 from clika_ref.settings.compile_options import ClikaCompileOptions
 from clika_ref.settings.json_format import (
     deployment_from_json,
@@ -41,10 +41,10 @@ def save_pieces(state: PartialState, path: str | PathLike[str], *, keep_float_we
     for piece in state.pieces:
         if piece.module is not None:
             contents = bytearray(piece.module.clika_serialize(keep_float_weights=keep_float_weights))
-            tensors[f"{TensorPrefix.PIECES}{piece.number}"] = torch.frombuffer(contents, dtype=torch.uint8)
+            tensors[f"{PartialTensorPrefix.PIECES}{piece.number}"] = torch.frombuffer(contents, dtype=torch.uint8)
             held |= set(piece.key.weights)
     others = {name: x for name, x in _weights(state.callee.module).items() if name not in held}
-    tensors |= {f"{TensorPrefix.WEIGHTS}{name}": x.detach() for name, x in others.items()}
+    tensors |= {f"{PartialTensorPrefix.WEIGHTS}{name}": x.detach() for name, x in others.items()}
     with write_atomically(file) as opened:
         for part in pack_file(document, tensors):
             opened.write(part)
@@ -80,9 +80,9 @@ def load_pieces(path: str | PathLike[str], model: Any) -> PartialState:
     state = runner_from_json(document, model)
     state.options = settings_from_json(ClikaCompileOptions, document[ModuleKey.OPTIONS])
     state.deployment = document[ModuleKey.DEPLOYMENT] and deployment_from_json(document[ModuleKey.DEPLOYMENT])
-    weights = strip_prefix(tensors, TensorPrefix.WEIGHTS)
+    weights = strip_prefix(tensors, PartialTensorPrefix.WEIGHTS)
     for piece in state.pieces:
-        contents = tensors.get(f"{TensorPrefix.PIECES}{piece.number}")
+        contents = tensors.get(f"{PartialTensorPrefix.PIECES}{piece.number}")
         if contents is not None:
             piece.module = ClikaModule.clika_from_serialized(contents.numpy().tobytes())
             own = dict([*piece.module.named_parameters(), *piece.module.named_buffers()])

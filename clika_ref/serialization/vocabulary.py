@@ -223,5 +223,10 @@ class TensorPrefix(StoredName):
     RANGES = "clika/ranges/"
     QUANTIZATION = "clika/quantization/"
     FACTORS = "clika/factors/"
+
+
+class PartialTensorPrefix(StoredName):
+    """Prefixes of tensors in files of ``PartialClikaModule.clika_save``: saved pieces, and weights that none has."""
+
     PIECES = "clika/pieces/"
     WEIGHTS = "clika/weights/"

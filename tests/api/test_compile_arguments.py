@@ -22,7 +22,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.core.errors import ClikaError, ModelError, TargetError
+from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.settings.compile_options import TARGET_DISTRIBUTIONS
 
 

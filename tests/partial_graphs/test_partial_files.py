@@ -16,6 +16,8 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.serialization.container import unpack_file
+from clika_ref.serialization.vocabulary import ModuleKey, PartialKey, PartialTensorPrefix
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, which hides it from users
 
@@ -85,6 +87,15 @@ def test_saved_pieces_loaded_into_the_class(module, tmp_path):
     for x in INPUTS:
         assert torch.equal(loaded(x), module(x))
     assert str(loaded.clika_breaks) == str(module.clika_breaks)
+
+
+def test_saved_names_pinned(module, folder, tmp_path):
+    module.clika_save(tmp_path / "saved")
+    document, tensors = unpack_file((tmp_path / "saved").read_bytes())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    pinned = {name.value for name in [*PartialKey, *ModuleKey]}
+    assert {*document, *manifest, *document["pieces"][0], *manifest["pieces"][0]} <= pinned
+    assert {"/".join(name.split("/")[:2]) + "/" for name in tensors} == {name.value for name in PartialTensorPrefix}
 
 
 def test_saved_float_weights_restored(module, tmp_path):

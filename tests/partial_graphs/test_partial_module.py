@@ -150,11 +150,11 @@ def test_node_origins_are_those_of_the_model(float_module):
     assert origins["relu"].line.startswith("test_partial_module.py:")
 
 
-def test_breaks_listed_with_place_and_change(float_module):
+def test_breaks_listed_with_position_and_change(float_module):
     found = float_module.clika_breaks
     inner, outer = found.breaks
-    assert inner.place == outer.place
-    assert inner.place.startswith("test_partial_module.py:")
+    assert inner.position == outer.position
+    assert inner.position.startswith("test_partial_module.py:")
     assert (inner.is_skipped, outer.is_skipped) == (False, True)
     assert "torch.where" in inner.advice
     assert "all of forward, as the break is in a loop" in str(found)

@@ -108,6 +108,7 @@ def find_long_test_names(path: str, source: str) -> Iterator[str]:
 
 LATE = {
     ("clika_ref/api.py", "clika_ref.pipeline"),
+    ("clika_ref/api.py", "clika_ref.partial_graphs.compilation"),
     ("clika_ref/settings/settings.py", "clika_ref.settings.yaml_reader"),
     ("clika_ref/settings/settings.py", "clika_ref.settings.yaml_writer"),
     *(
@@ -118,8 +119,8 @@ LATE = {
 }
 """Allowed imports inside functions, with the time that they would add to each import of the API or each compilation.
 
-The pipeline imports torch.export and sympy, which takes a second. Settings files need a parser (20 ms), pictures and
-reports 25 modules (35 ms).
+The pipeline imports torch.export and sympy, which takes a second; pieces need Dynamo. Settings files need a parser
+(20 ms), pictures and reports 25 modules (35 ms).
 """
 
 
