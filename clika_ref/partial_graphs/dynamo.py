@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -51,6 +52,11 @@ class CodePosition:
     is_resumed: bool
     """Whether the graph begins after a break."""
 
+    def is_same_function(self, other: CodePosition) -> bool:
+        """Return whether both are in functions of one name in files of one name."""
+        names = [(p.function, p.is_resumed, Path(p.file).name) for p in (self, other)]
+        return names[0] == names[1]
+
     def __str__(self) -> str:
         if self.file == __file__:
             return self.function
@@ -64,9 +70,30 @@ class CodePosition:
         return cls(name, code.co_filename, int(line), resumed is not None)
 
 
-def compile_with_breaks(
-    function: Callable[..., Any], backend: Backend, sources: Iterable[str] | None
-) -> Callable[..., Any]:
+@dataclass
+class DynamicSizes:
+    """The sizes and numbers that Dynamo treats as dynamic, for each function and resume function."""
+
+    sources: dict[CodePosition, set[str]] = field(default_factory=dict[CodePosition, set[str]])
+    """Entries of ``torch.compiler.config.dynamic_sources``, as `list_dynamic_sources` returns them."""
+    is_one_special: bool = False
+    """Whether dynamic sizes of 1 have graphs of their own: without, some broadcasts fail to trace."""
+    is_complete: bool = True
+    """Whether all is listed; otherwise Dynamo adds what differs between two calls."""
+
+    def add(self, position: CodePosition, names: Iterable[str]) -> None:
+        """Add entries for a function."""
+        self.sources.setdefault(position, set()).update(names)
+
+    def find(self, position: CodePosition) -> set[str]:
+        """Return the entries of a function, whose file and lines may have moved since they were recorded."""
+        if position in self.sources:
+            return self.sources[position]
+        alike = [known for known in self.sources if known.is_same_function(position)]
+        return self.sources[min(alike, key=lambda known: abs(known.line - position.line))] if alike else set()
+
+
+def compile_with_breaks(function: Callable[..., Any], backend: Backend, sizes: DynamicSizes) -> Callable[..., Any]:
     """Return a callable that runs a function with each of its graphs compiled by a backend, and Python between them.
 
     Its graphs are its own: other callables of ``torch.compile`` on the same code neither use them nor count.
@@ -74,41 +101,40 @@ def compile_with_breaks(
     Args:
         function: a module or a function.
         backend: called with each graph that Dynamo finds.
-        sources: what is dynamic, in the form of ``torch.compiler.config.dynamic_sources``; None to find it: what
-            differs between two calls is dynamic.
+        sizes: what is dynamic.
     """
     # The module is private, the function is documented.
     context = torch._dynamo.optimize(backend, recompile_limit=RECOMPILE_LIMIT, isolate_recompiles=True)  # noqa: SLF001
     assert isinstance(context, OptimizeContext)
-    context.callback = _make_callback(context.callback, sources)
+    context.callback = _make_callback(context.callback, sizes)
     return context(function)
 
 
-def _make_callback(callback: Any, sources: Iterable[str] | None) -> Callable[..., Any]:
+def _make_callback(callback: Any, sizes: DynamicSizes) -> Callable[..., Any]:
     """Return Dynamo's callback for code to compile, with our settings while it runs: per call they would cost more.
 
     Args:
         callback: Dynamo's own.
-        sources: as for `compile_with_breaks`.
+        sizes: what is dynamic.
     """
-    named = "" if sources is None else ",".join(sorted(sources))
 
-    def compile_code(*args: Any, **kwargs: Any) -> Any:
+    def compile_code(frame: Any, *args: Any, **kwargs: Any) -> Any:
+        named = ",".join(sorted(sizes.find(CodePosition.of(frame.f_code))))
         with (
-            # Equal sizes of different inputs are different symbols, and a size of 1 is no special case.
+            # Equal sizes of different inputs are different symbols.
             fx_config.patch(  # type: ignore[attr-defined] - config modules get it when they are installed
-                use_duck_shape=False, backed_size_oblivious=True
+                use_duck_shape=False, backed_size_oblivious=not sizes.is_one_special
             ),
             torch.compiler.config.patch(dynamic_sources=named),  # type: ignore[attr-defined]
             dynamo_config.patch(
-                automatic_dynamic_shapes=sources is None,
+                automatic_dynamic_shapes=not sizes.is_complete,
                 fail_on_recompile_limit_hit=True,
                 suppress_errors=False,
                 accumulated_recompile_limit=TOTAL_RECOMPILE_LIMIT,
             ),
         ):
             try:
-                return callback(*args, **kwargs)
+                return callback(frame, *args, **kwargs)
             except FailOnRecompileLimitHit as error:
                 raise ModelError(
                     f"a function of the model needs more than {RECOMPILE_LIMIT} graphs: "
@@ -165,7 +191,9 @@ def record_breaks() -> Iterator[list[Break]]:
             for m in compiled
             if m.fail_type is not None
         ]
-        found += dict.fromkeys([*map(_to_break, dynamo_utils.graph_break_reasons[known_reasons:]), *skipped])
+        breaks = [*map(_to_break, dynamo_utils.graph_break_reasons[known_reasons:]), *skipped]
+        found += {(b.file, b.line, b.is_skipped): b for b in reversed(breaks)}.values()
+        found.reverse()
 
 
 def _name_of(code_name: str) -> str:
@@ -175,14 +203,23 @@ def _name_of(code_name: str) -> str:
 
 
 def list_dynamic_sources(program: fx.GraphModule) -> set[str]:
-    """Return the sources of a graph that are dynamic: ``L['x']:0`` for a dim, ``L['n']`` for a number."""
+    """Return patterns of the sources of a graph that are dynamic, for numbers, and for dims with their index."""
     found: set[str] = set()
     for node in program.graph.find_nodes(op="placeholder"):
         name = str(getattr(getattr(node.meta.get("grapharg"), "source", None), "name", ""))
         if isinstance(node.meta.get("example_value"), torch.SymInt) and ".size()" not in name:
-            found.add(name)
-        found |= {f"{name}:{dim}" for dim in list_dynamic_dims(node)}
+            found.add(_to_pattern(name))
+        found |= {f"{_to_pattern(name)}:{dim}" for dim in list_dynamic_dims(node)}
     return found
+
+
+def _to_pattern(source: str) -> str:
+    r"""Return the pattern that matches a source in ``torch.compiler.config.dynamic_sources``, a list with commas.
+
+    >>> _to_pattern("L['f(a, b)']")
+    "L\\['f\\(a..b\\)'\\]$"
+    """
+    return re.sub(r"\\? |,", ".", re.escape(source)) + "$"
 
 
 def list_dynamic_dims(placeholder: fx.Node) -> list[int]:

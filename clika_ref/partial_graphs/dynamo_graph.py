@@ -229,7 +229,7 @@ def _describe_calls(program: fx.GraphModule) -> Iterator[str]:
         if isinstance(leaf, fx.Node):
             return numbers[leaf]
         if callable(leaf) and hasattr(leaf, "__qualname__"):
-            return f"{leaf.__module__}.{leaf.__qualname__}"
+            return f"{getattr(leaf, '__module__', '')}.{leaf.__qualname__}"
         return re.sub(r" at 0x[0-9a-f]+", "", repr(leaf))
 
     for node in program.graph.nodes:

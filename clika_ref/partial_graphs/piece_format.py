@@ -11,7 +11,7 @@ import torch
 from clika_ref.capture.callables import TracedCallable, make_callable
 from clika_ref.core.errors import ModelError
 from clika_ref.partial_graphs.breaks import Break
-from clika_ref.partial_graphs.dynamo import CodePosition
+from clika_ref.partial_graphs.dynamo import CodePosition, DynamicSizes
 from clika_ref.partial_graphs.partial_state import PartialState
 from clika_ref.partial_graphs.pieces import Piece, PieceKey, PieceTable
 from clika_ref.partial_graphs.recording import PieceRunner
@@ -20,9 +20,11 @@ from clika_ref.serialization.vocabulary import PartialKey
 
 def runner_to_json(state: PartialState) -> dict[str, Any]:
     """Return what runs the pieces of a module again: a document for `runner_from_json`."""
+    sizes = state.runner.sizes
     return {
         PartialKey.FUNCTION: state.callee.function.__name__,
-        PartialKey.SOURCES: [*(state.runner.sources or ())],
+        PartialKey.SOURCES: [[asdict(p), sorted(names)] for p, names in sizes.sources.items()],
+        PartialKey.IS_ONE_SPECIAL: sizes.is_one_special,
         PartialKey.LIBRARY_MODULES: [*state.runner.library_modules],
         PartialKey.IS_TRAINING: state.callee.module.training,
         PartialKey.BREAKS: [asdict(found) for found in state.breaks],
@@ -47,7 +49,9 @@ def runner_from_json(saved: Mapping[str, Any], model: Any) -> PartialState:
     ]
     _check_weights(callee.module, pieces)
     table = PieceTable(callee.module, pieces)
-    runner = PieceRunner(callee, table, saved[PartialKey.SOURCES], saved[PartialKey.LIBRARY_MODULES])
+    sources = {CodePosition(**position): {*names} for position, names in saved[PartialKey.SOURCES]}
+    sizes = DynamicSizes(sources, saved[PartialKey.IS_ONE_SPECIAL])
+    runner = PieceRunner(callee, table, sizes, saved[PartialKey.LIBRARY_MODULES])
     return PartialState(runner, callee, [Break(**found) for found in saved[PartialKey.BREAKS]])
 
 

@@ -15,6 +15,7 @@ from clika_ref.module.clika_module import ClikaModule
 from clika_ref.module.running import call_with_leaves
 from clika_ref.partial_graphs.dynamo import (
     CodePosition,
+    DynamicSizes,
     copy_with_dynamic_dims,
     list_dynamic_dims,
     list_dynamic_sources,
@@ -186,8 +187,8 @@ class PieceTable:
         self._is_closed = bool(self._pieces)
         self.is_loaded = self._is_closed
         self.run: RunPiece = dispatch
-        self.sources: set[str] = set()
-        """The dynamic sources of all graphs so far."""
+        self.sizes = DynamicSizes()
+        """What is dynamic in the graphs so far."""
 
     @property
     def pieces(self) -> list[Piece]:
@@ -196,7 +197,7 @@ class PieceTable:
 
     def backend(self, program: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:  # noqa: ARG002 - Dynamo passes them
         """Return the callable for a graph, as a backend of Dynamo."""
-        self.sources |= list_dynamic_sources(program)
+        self.sizes.add(read_position(), list_dynamic_sources(program))
         return DynamoGraph(program, self)
 
     def close(self) -> None:

@@ -13,8 +13,10 @@ import torch
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.eager import preserve_module
 from clika_ref.capture.inputs import ModelCall
+from clika_ref.core.errors import ModelError
 from clika_ref.partial_graphs.breaks import Break
 from clika_ref.partial_graphs.dynamo import (
+    DynamicSizes,
     compile_with_breaks,
     record_breaks,
     trace_library_forward,
@@ -31,18 +33,18 @@ class PieceRunner:
     Args:
         callee: the model.
         table: its pieces.
-        sources: what is dynamic (`compile_with_breaks`).
+        sizes: what is dynamic.
         library_modules: paths of the library modules that Python calls, each a piece of its own.
     """
 
     def __init__(
-        self, callee: TracedCallable, table: PieceTable, sources: Iterable[str] | None, library_modules: Iterable[str]
+        self, callee: TracedCallable, table: PieceTable, sizes: DynamicSizes, library_modules: Iterable[str]
     ) -> None:
         self.table = table
-        self.sources = None if sources is None else tuple(sorted(sources))
+        self.sizes = sizes
         self.library_modules = tuple(library_modules)
         is_forward = callee.function == callee.module.forward
-        self._run = compile_with_breaks(callee.module if is_forward else callee.function, table.backend, sources)
+        self._run = compile_with_breaks(callee.module if is_forward else callee.function, table.backend, sizes)
         found = {path: callee.module.get_submodule(path) for path in self.library_modules}
         self._forwards = [(module, trace_library_forward(module, path)) for path, module in found.items()]
         self._lock, self._running = threading.Lock(), 0
@@ -100,12 +102,23 @@ def record_pieces(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic
         ModelError: a function needs too many graphs.
         Exception: the model raises it in eager.
     """
-    first = _run_for_sources(callee, calls, ())
+    try:
+        return _record_with(callee, calls, is_one_special=False, dynamic=dynamic)
+    except ModelError:
+        raise
+    except Exception:  # noqa: BLE001 - if the model itself fails, it does so again
+        return _record_with(callee, calls, is_one_special=True, dynamic=dynamic)
+
+
+def _record_with(
+    callee: TracedCallable, calls: Sequence[ModelCall], *, is_one_special: bool, dynamic: bool
+) -> Recording:
+    first = _find_sizes(callee, calls, (), is_one_special=is_one_special)
     library = find_uncovered_library_modules(callee.module, first.pieces)
     if library:
-        first = _run_for_sources(callee, calls, library)
-    sources = first.sources if dynamic else ()
-    recording = Recording(PieceRunner(callee, PieceTable(callee.module), sources, library))
+        first = _find_sizes(callee, calls, library, is_one_special=is_one_special)
+    sizes = DynamicSizes(first.sizes.sources if dynamic else {}, is_one_special)
+    recording = Recording(PieceRunner(callee, PieceTable(callee.module), sizes, library))
 
     def record(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
         recording.graphs.setdefault(piece, (graph, values))
@@ -119,9 +132,12 @@ def record_pieces(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic
     return recording
 
 
-def _run_for_sources(callee: TracedCallable, calls: Sequence[ModelCall], library: Sequence[str]) -> PieceTable:
-    """Return a table with the dynamic sources of all graphs: what Dynamo found to differ between calls."""
-    runner = PieceRunner(callee, PieceTable(callee.module), None, library)
+def _find_sizes(
+    callee: TracedCallable, calls: Sequence[ModelCall], library: Sequence[str], *, is_one_special: bool
+) -> PieceTable:
+    """Return a table with the dynamic sizes of all graphs: what Dynamo found to differ between calls."""
+    sizes = DynamicSizes(is_one_special=is_one_special, is_complete=False)
+    runner = PieceRunner(callee, PieceTable(callee.module), sizes, library)
     runner.table.run = run_in_eager
     with preserve_module(callee):
         _run_calls(runner, calls)

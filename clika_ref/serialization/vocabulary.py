@@ -50,6 +50,7 @@ class PartialKey(StoredName):
     FORMAT = "format"
     FUNCTION = "function"
     SOURCES = "sources"
+    IS_ONE_SPECIAL = "is_one_special"
     LIBRARY_MODULES = "library_modules"
     IS_TRAINING = "is_training"
     BREAKS = "breaks"

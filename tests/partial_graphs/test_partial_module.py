@@ -276,6 +276,32 @@ def test_branches_of_the_tracing_inputs_compiled():
         torch.testing.assert_close(compiled(x), model(x))
 
 
+class Masked(nn.Module):
+    """Calls functions with an argument of one name: its dim 1 is dynamic in one, and broadcast in the other."""
+
+    def forward(self, x, mask):
+        y = (x * mask[..., None]).sum(1)
+        if y.isnan().any():
+            return y
+        return attend(x[:, None].expand(-1, 4, -1, -1), mask[:, None, None, :])
+
+
+def attend(x, mask):
+    if mask.isnan().any():
+        return x
+    return (x * mask[..., None, :, None].sum(3)).relu()
+
+
+def test_dynamic_dims_belong_to_their_function():
+    model, compiled = Masked(), compile_in_pieces(Masked(), [make_masked(2, 3), make_masked(1, 5)])
+    for sizes in ((4, 7), (1, 1), (3, 2)):
+        torch.testing.assert_close(compiled(*make_masked(*sizes)), model(*make_masked(*sizes)))
+
+
+def make_masked(batch, length):
+    return torch.randn(batch, length, 8, generator=torch.Generator().manual_seed(length)), torch.ones(batch, length)
+
+
 def test_branch_that_no_input_took_rejected():
     compiled = compile_in_pieces(Branching(), [torch.ones(2, 8), torch.ones(3, 8)])
     with pytest.raises(ModelError, match=r"forward resumed at .*: it takes a branch.* Add such an input"):
