@@ -23,6 +23,7 @@ from clika_ref.capture.autocast_casts import AutocastRegion, make_autocast
 from clika_ref.capture.complex_numbers import RULES, pair_call
 from clika_ref.capture.composites import PYTHON_FORMS
 from clika_ref.capture.size_functions import keep_dynamic_sizes
+from clika_ref.capture.special_functions import SPECIAL_FUNCTIONS
 from clika_ref.capture.vmap_regions import VmapRegion
 from clika_ref.core.errors import ModelError
 
@@ -121,7 +122,8 @@ def _trace_calls(
 
 
 def _find_decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    rule = PYTHON_FORMS.get(overload) or load_decompositions().get(overload) or _find_python_kernel(overload)
+    own = PYTHON_FORMS.get(overload) or SPECIAL_FUNCTIONS.get(overload)
+    rule = own or load_decompositions().get(overload) or _find_python_kernel(overload)
     if rule is not None or not torch._C._dispatch_has_kernel(overload.name()):  # calls on sizes have no kernels
         return rule
     composite = overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
