@@ -22,6 +22,8 @@ from torch.utils import _pytree as pytree
 from clika_ref.capture.autocast_casts import AutocastRegion, make_autocast
 from clika_ref.capture.complex_numbers import RULES, pair_call
 from clika_ref.capture.composites import PYTHON_FORMS
+from clika_ref.capture.matrix_decompositions import MATRIX_FORMS
+from clika_ref.capture.selection_forms import SELECTION_FORMS
 from clika_ref.capture.size_functions import keep_dynamic_sizes
 from clika_ref.capture.special_functions import SPECIAL_FUNCTIONS
 from clika_ref.capture.vmap_regions import VmapRegion
@@ -122,8 +124,8 @@ def _trace_calls(
 
 
 def _find_decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    own = PYTHON_FORMS.get(overload) or SPECIAL_FUNCTIONS.get(overload)
-    rule = own or load_decompositions().get(overload) or _find_python_kernel(overload)
+    own = (forms.get(overload) for forms in (PYTHON_FORMS, SPECIAL_FUNCTIONS, MATRIX_FORMS, SELECTION_FORMS))
+    rule = next(filter(None, own), None) or load_decompositions().get(overload) or _find_python_kernel(overload)
     if rule is not None or not torch._C._dispatch_has_kernel(overload.name()):  # calls on sizes have no kernels
         return rule
     composite = overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)

@@ -91,7 +91,7 @@ NORMAL_QUANTILE = {
         ),
     ),
 }
-"""Numerators and denominators of the normal quantile around the median, beside it and in the tails, lowest power first.
+"""Numerators and denominators of the normal quantile near the median, far from it and in the tails, lowest power first.
 
 Source: Wichura, "Algorithm AS 241: The percentage points of the normal distribution", Applied Statistics 37, 1988.
 """
@@ -172,21 +172,22 @@ def _digamma(x: Tensor) -> Tensor:
 
 def _zeta(x: Tensor | float, q: Tensor | float) -> Tensor:
     """The Hurwitz zeta function ``sum (k + q)^-x``, by the Euler-Maclaurin formula."""
-    x, q = (v if isinstance(v, Tensor) else torch.as_tensor(v, dtype=torch.float64) for v in (x, q))
-    x, q = torch.broadcast_tensors(x, q)
-    total = torch.zeros_like(q)
+    power, start = torch.broadcast_tensors(
+        torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(q, dtype=torch.float64)
+    )
+    total = torch.zeros_like(start)
     for step in range(SHIFT_STEPS):
-        total = total + (q + step) ** -x
-    shifted = q + SHIFT_STEPS
-    total = total + shifted ** (1 - x) / (x - 1) + 0.5 * shifted**-x
-    factor, power = x, shifted ** (-x - 1)
+        total = total + (start + step) ** -power
+    shifted = start + SHIFT_STEPS
+    total = total + shifted ** (1 - power) / (power - 1) + 0.5 * shifted**-power
+    factor, term = power, shifted ** (-power - 1)
     for index, number in enumerate(BERNOULLI_NUMBERS, 1):
-        total = total + number / math.factorial(2 * index) * factor * power
-        factor = factor * (x + (2 * index - 1)) * (x + 2 * index)
-        power = power / shifted.square()
-    is_pole = (q <= 0) & (q == q.floor())
-    is_undefined = (x < 1) | ((q < 0) & (x != x.floor()) & ~is_pole)
-    found = torch.where((x == 1) | is_pole, math.inf, total)
+        total = total + number / math.factorial(2 * index) * factor * term
+        factor = factor * (power + (2 * index - 1)) * (power + 2 * index)
+        term = term / shifted.square()
+    is_pole = (start <= 0) & (start == start.floor())
+    is_undefined = (power < 1) | ((start < 0) & (power != power.floor()) & ~is_pole)
+    found = torch.where((power == 1) | is_pole, math.inf, total)
     return torch.where(is_undefined, math.nan, found)
 
 
@@ -206,7 +207,7 @@ def _polygamma(n: int, x: Tensor) -> Tensor:
 
 
 def _quantile(center: Tensor, tail: Tensor) -> Tensor:
-    """The normal quantile of ``1/2 + center``; ``tail`` is the probability on its side, at most 1/2."""
+    """The normal quantile of ``1/2 + center``; ``tail`` is the smaller of the probabilities below and above it."""
     form = NORMAL_QUANTILE
     small = 0.180625 - center.square()
     found = center * _polynomial(small, form["center"][0]) / _polynomial(small, form["center"][1])
