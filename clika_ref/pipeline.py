@@ -154,10 +154,11 @@ def compile_model(
 
 def _check_callee(module_or_func: Any) -> TracedCallable:
     """Return the callable to compile; reject compiled modules, and weights that a graph cannot contain."""
-    if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
+    owner = getattr(module_or_func, "__self__", module_or_func)
+    if isinstance(owner, ClikaModule) or hasattr(type(owner), "clika_pieces"):
         raise ModelError(
-            "cannot compile the module: it is a ClikaModule already. Compile the original model, or export this "
-            "one with clika_export."
+            f"cannot compile the module: it is a {type(owner).__name__} already. Compile the original model, or export "
+            "this one with clika_export."
         )
     reject_torchscript(module_or_func)
     callee = make_callable(module_or_func)

@@ -44,7 +44,7 @@ class Break:
     reason: str
     """Dynamo's reason, in one line."""
     is_skipped: bool = False
-    """Whether the whole function runs in Python, as the break is inside a loop."""
+    """Whether the whole function runs in Python, as the break is in a loop or another block that cannot resume."""
 
     @property
     def position(self) -> str:
@@ -61,7 +61,7 @@ class Break:
     @property
     def effect(self) -> str:
         """What runs in Python because of the break."""
-        return f"all of {self.function}, as the break is in a loop" if self.is_skipped else "the statement"
+        return f"all of {self.function}, which cannot resume there" if self.is_skipped else "the statement"
 
 
 def summarize_reason(reason: str) -> str:

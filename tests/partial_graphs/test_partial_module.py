@@ -157,7 +157,7 @@ def test_breaks_listed_with_position_and_change(float_module):
     assert inner.position.startswith("test_partial_module.py:")
     assert (inner.is_skipped, outer.is_skipped) == (False, True)
     assert "torch.where" in inner.advice
-    assert "all of forward, as the break is in a loop" in str(found)
+    assert "all of forward, which cannot resume there" in str(found)
 
 
 def test_state_dict_keys_and_weights_are_the_models(float_module):
@@ -362,6 +362,40 @@ def test_copy_and_pickle_rejected(float_module):
     for action in (copy.deepcopy, pickle.dumps):
         with pytest.raises(ModelError, match="Save it with clika_save"):
             action(float_module)
+
+
+def test_compiled_again_rejected(float_module):
+    with pytest.raises(ModelError, match="it is a PartialClikaModule already"):
+        clika_compile(float_module, tracing_inputs=make_inputs(1))
+
+
+class Rewriting(nn.Module):
+    """Writes to a tensor and to a buffer of the pieces before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        y = self.linear(x)
+        if y.isnan().any():
+            return y
+        y.add_(1)
+        self.count += 1
+        z = y * 2
+        if z.isnan().any():
+            return z
+        return y + z + self.count
+
+
+def test_writes_seen_by_later_pieces():
+    torch.manual_seed(0)
+    model, x = Rewriting(), torch.randn(4, 8)
+    compiled = compile_in_pieces(copy.deepcopy(model), [x[:2], x[:3]])
+    for calls in (1, 2):
+        torch.testing.assert_close(compiled(x), model(x))
+        assert int(compiled.count) == calls
 
 
 def test_dry_run_returns_the_model():
