@@ -43,8 +43,8 @@ class ExportArguments:
     deployment_settings: BaseDeploymentSettings | None = None
 
 
-def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
-    """Write the artifact of a module for a target, and return its facts."""
+def export_module(module: CompiledModule, given: ExportArguments, log: CompilationLog | None = None) -> Artifact:
+    """Write the artifact of a module for a target, and return its facts; ``log`` replaces a log of its own."""
     check_types(vars(given))
     state, form = module.clika_state, current_configuration()
     deployment = state.choose_deployment(given.deployment_settings)
@@ -69,10 +69,10 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
         state.sizes,
         form,
     )
-    with CompilationLog.open(state.logs_dir) as log, outside_autocast(), freeze_gc():
-        warn_of_changed_weights(module, graph, plan, log)
-        artifact = export(request, deployment, state.registry, log)
-        state.record_log(log)
+    with log or CompilationLog.open(state.logs_dir) as own, outside_autocast(), freeze_gc():
+        warn_of_changed_weights(module, graph, plan, own)
+        artifact = export(request, deployment, state.registry, own)
+        state.record_log(own)
     return artifact
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-import torch
 from torch import fx
 from torch._guards import tracing
 
@@ -18,8 +17,14 @@ from clika_ref.capture.inputs import check_iterable
 from clika_ref.compiled.weights import register_weight
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
-from clika_ref.partial_graphs.dynamo import read_break, read_position
-from clika_ref.partial_graphs.dynamo_graph import Placeholder, RebuiltModule, read_placeholders, weight_names
+from clika_ref.partial_graphs.dynamo import copy_with_dynamic_dims, read_break, read_position
+from clika_ref.partial_graphs.dynamo_graph import (
+    Placeholder,
+    RebuiltModule,
+    read_placeholders,
+    set_module_paths,
+    weight_names,
+)
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.settings import Settings
 from clika_ref.settings.validation import format_hint
@@ -76,6 +81,7 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     _reject_options_for_pieces(program, options)
     placeholders = read_placeholders(program)
     names = weight_names([p.name for p in placeholders if p.kind == "weight"])
+    set_module_paths(program, names)
     placeholders = [replace(p, name=names[p.name]) if p.kind == "weight" else p for p in placeholders]
     return _CompiledCallable(program, placeholders, options)
 
@@ -203,11 +209,8 @@ class _CompiledCallable:
         result: list[Any] = []
         for p, value in zip(self.placeholders, values, strict=True):
             if p.kind == "tensor":
-                copy = value.detach().clone()
-                for size in self.placeholders:
-                    if size.kind == "size" and size.tensor == p.name:
-                        torch._dynamo.mark_dynamic(copy, size.dim)  # noqa: SLF001 - the module is private, the function is documented
-                result.append(copy)
+                dims = [size.dim for size in self.placeholders if size.kind == "size" and size.tensor == p.name]
+                result.append(copy_with_dynamic_dims(value.detach(), dims))
             elif p.kind == "integer":
                 result.append(int(value))
         return tuple(result)

@@ -19,6 +19,7 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.output_graph import GraphCompileReason
+from torch._dynamo.source import TensorPropertySource
 from torch._guards import TracingContext
 
 from clika_ref.capture.origins import format_line
@@ -200,6 +201,11 @@ def _name_of(code_name: str) -> str:
     """Return the name of the function that a code object belongs to."""
     resumed = _RESUMED.match(code_name)
     return resumed[1] if resumed else code_name
+
+
+def read_size_source(source: Any) -> tuple[str, int] | None:
+    """Return the source of the tensor and the dim whose size an input of a graph is; None for other inputs."""
+    return (str(source.base.name), source.idx or 0) if isinstance(source, TensorPropertySource) else None
 
 
 def list_dynamic_sources(program: fx.GraphModule) -> set[str]:

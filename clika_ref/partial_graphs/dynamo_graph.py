@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo.source import TensorPropertySource
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
@@ -20,6 +19,7 @@ from torch.fx.node import map_aggregate
 from torch.fx.traceback import preserve_node_meta
 
 from clika_ref.compiled.weights import register_weight
+from clika_ref.partial_graphs.dynamo import read_size_source
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Placeholder:
         argument = node.meta.get("grapharg")
         source = getattr(argument, "source", None)
         text = "" if source is None else str(source.name)
-        if isinstance(source, TensorPropertySource):
-            return cls("size", text, str(source.base.name), source.idx or 0)
+        size = read_size_source(source)
+        if size is not None:
+            return cls("size", text, *size)
         if getattr(argument, "pass_arg_as_tensor", False):
             return cls("constant", text)
         if _WEIGHT_SOURCE.search(text):

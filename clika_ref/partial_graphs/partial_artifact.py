@@ -16,15 +16,17 @@ import torch
 from clika_ref.compiled.runners import load_runner
 from clika_ref.compiled.state import CompiledState
 from clika_ref.core.artifacts import Artifact, Runner
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
+from clika_ref.export.module_export import ExportArguments, export_module
 from clika_ref.partial_graphs.breaks import BreakReport
 from clika_ref.partial_graphs.partial_state import PartialState
 from clika_ref.partial_graphs.piece_format import runner_from_json, runner_to_json
 from clika_ref.partial_graphs.pieces import DynamoGraph, Piece
+from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.atomic_files import require_path, stage_file
 from clika_ref.serialization.container import check_format
 from clika_ref.serialization.vocabulary import PartialKey
@@ -169,14 +171,23 @@ def export_pieces(
     path.mkdir(exist_ok=True)
     chosen = state.choose_deployment(deployment)
     manifest = runner_to_json(state) | {PartialKey.FORMAT: MANIFEST_FORMAT, PartialKey.TARGET: chosen.target}
-    with stage_file(path / MANIFEST) as staged:
+    with (
+        stage_file(path / MANIFEST) as staged,
+        CompilationLog.open(state.logs_dir) as log,
+        log.stage("Exporting pieces") as stage,
+    ):
         for piece, part in zip(state.pieces, manifest[PartialKey.PIECES], strict=True):
-            part.update(_export_piece(piece, staged.parent, chosen))
+            stage.update(f"{piece.number + 1}/{len(state.pieces)} {piece.label}")
+            part.update(_export_piece(piece, staged.parent, chosen, log))
+        written = sum(bool(part[PartialKey.FILE]) for part in manifest[PartialKey.PIECES])
         staged.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        stage.done(f"{format_count(written, 'file')} in {path.name}")
     return PartialArtifact(path, manifest)
 
 
-def _export_piece(piece: Piece, folder: Path, deployment: BaseDeploymentSettings) -> dict[str, Any]:
+def _export_piece(
+    piece: Piece, folder: Path, deployment: BaseDeploymentSettings, log: CompilationLog
+) -> dict[str, Any]:
     """Export one piece into a folder; return its part of the manifest."""
     module = piece.module
     if module is None or not module.clika_state.graph.outputs:
@@ -184,7 +195,11 @@ def _export_piece(piece: Piece, folder: Path, deployment: BaseDeploymentSettings
     before = set(folder.iterdir())
     name = re.sub(r"\W+", "_", piece.scope or piece.key.position.function)
     suffix = next(iter(module.clika_state.registry.targets[deployment.target].suffixes), "")
-    artifact = module.clika_export(folder / f"{piece.number:03}_{name}{suffix}", deployment_settings=deployment)
+    file = folder / f"{piece.number:03}_{name}{suffix}"
+    quiet = CompilationLog()
+    artifact = export_module(module, ExportArguments(file, deployment_settings=deployment), quiet)
+    for warning in quiet.warnings:
+        log.warning(warning)
     written = sorted(set(folder.iterdir()) - before)
     return {
         PartialKey.FILE: artifact.path.name,

@@ -9,10 +9,10 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import nn
 
-from clika_ref.capture.calibration_inputs import LazyDataset
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.compiled.lowering import target_for
 from clika_ref.compiled.state import log_scales_of
+from clika_ref.compress.calibrate import CalibrationArguments
 from clika_ref.core.errors import ModelError, format_count
 from clika_ref.partial_graphs.breaks import BreakReport
 from clika_ref.partial_graphs.calibration import list_layers, quantize_pieces
@@ -146,26 +146,23 @@ class PartialClikaModule(nn.Module):
             TargetError: the target computes in float, or no plugin provides it.
         """
         state = self.clika_state
-        check_types(
-            {
-                "quantization_settings": quantization_settings,
-                "calibration_inputs": calibration_inputs,
-                "deployment_settings": deployment_settings,
-                "layer_quantization_settings": layer_quantization_settings,
-                "data_transform_fn": data_transform_fn,
-                "forward_fn": forward_fn,
-            }
+        given = CalibrationArguments(
+            quantization_settings,
+            calibration_inputs,
+            deployment_settings,
+            layer_quantization_settings,
+            data_transform_fn,
+            forward_fn,
         )
-        data, state.unread = state.unread, None
-        if calibration_inputs is not None:
-            data = LazyDataset(calibration_inputs, data_transform_fn, forward_fn)
+        check_types(vars(given))
+        data, state.unread = given.data(state.unread), None
         if data is None:
             raise ModelError(NO_DATA)
-        deployment = state.choose_deployment(deployment_settings)
+        deployment = state.choose_deployment(given.deployment_settings)
         request = QuantizationRequest(
             target_for(deployment, state.registry),
-            quantization_settings or QuantizationSettings(),
-            layer_quantization_settings or {},
+            given.quantization_settings or QuantizationSettings(),
+            given.layer_quantization_settings or {},
             state.options,
         )
         with CompilationLog.open(state.logs_dir) as log:

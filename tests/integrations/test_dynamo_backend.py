@@ -9,7 +9,12 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError
+from clika_ref import (
+    DeploymentSettings_ONNXRuntime_ONNX,
+    LayerQuantizationSettings,
+    ModelError,
+    QuantizationSettings,
+)
 from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE
 from clika_ref.integrations.dynamo_backend import translate_options, weight_names
 
@@ -256,6 +261,20 @@ def test_translate_options_maps_inputs_and_dataloader(tmp_path, unread_inputs):
     (log,) = tmp_path.iterdir()
     assert "calibration_inputs are not read" in log.read_text()
     assert "Dynamic: " in log.read_text(), "the batch is 4 in the call and 5 in the tracing inputs"
+
+
+def test_backend_layer_settings_name_modules():
+    """Layers have the paths of their modules, so that settings can name them."""
+    skip = {"2": LayerQuantizationSettings(skip_quantization=True)}
+    options = {
+        "calibration_inputs": [torch.randn(4, 3)],
+        "quantization_settings": QuantizationSettings(),
+        "layer_quantization_settings": skip,
+        "deployment_settings": DeploymentSettings_ONNXRuntime_ONNX(),
+    }
+    x, model = torch.randn(4, 3), nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    found = torch.compile(model, backend="clika", options=options)(x)
+    torch.testing.assert_close(found, model(x), atol=0.3, rtol=0)
 
 
 def test_backend_options_reach_compilation(tmp_path):
