@@ -13,6 +13,9 @@ from clika_ref.core.ir import Graph, Value
 from clika_ref.core.symbols import Guard, evaluate
 from clika_ref.core.types import TensorType
 
+MAX_GUARD_LENGTH = 300
+"""Maximum number of characters of a guard in a message: those of padding and windows have thousands."""
+
 
 def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
     """Check the inputs of a call against the dtypes, dims and guards of a graph.
@@ -79,9 +82,9 @@ def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
         return
     used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
     values = ", ".join(f"{s.name} = {sizes[s.name]} ({s.source})" for s in used)
+    shown = guard if len(str(guard)) <= MAX_GUARD_LENGTH else f"a long condition on sizes (from {guard.line})"
     raise ModelError(
-        f"the graph does not support this input: {values} violates {guard}. If the model supports it, compile a second "
-        "module with tracing inputs of that size."
+        f"the graph does not support this input: {values} violates {shown}. If the model supports it, compile for it."
     )
 
 

@@ -15,6 +15,7 @@ from torchvision.models import swin_transformer
 
 from clika_ref import clika_compile
 from clika_ref.capture.tracers import TRACERS
+from clika_ref.core import guards
 from clika_ref.core.errors import ModelError
 from clika_ref.core.guards import check_inputs, is_met
 from clika_ref.core.ir import Graph
@@ -83,6 +84,14 @@ def test_guards_serve_branch_and_name_violation():
             match=rf"= {length} .* violates batch <= 30 \(from test_guards.py:\d+\). If the model supports it, compile",
         ):
             module(make_ones(length))
+
+
+def test_long_guard_replaced_by_its_line(monkeypatch):
+    """The message of a violation names the line of a long guard, not its thousands of characters."""
+    module = clika_compile(Guide(), tracing_inputs=[make_ones(20), make_ones(25)])
+    monkeypatch.setattr(guards, "MAX_GUARD_LENGTH", 9)
+    with pytest.raises(ModelError, match=r"violates a long condition on sizes \(from test_guards.py:\d+\)"):
+        module(make_ones(10))
 
 
 def test_guards_of_single_marked_input():
