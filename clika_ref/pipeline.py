@@ -63,6 +63,8 @@ RANGES_LOST = (
     "to keep them, and repeat the call to resume."
 )
 
+FULLGRAPH_HINT = "clika_compile(..., fullgraph=False) compiles the model in pieces, with Python between them."
+
 SUMMARY_HINT = "print(module.clika_summary()) shows the decision for each layer, and predictions for other thresholds"
 
 UNTRAINED_WARNING = (
@@ -243,6 +245,7 @@ def compile_callee(context: CompileContext) -> torch.nn.Module | None:
             captured = _capture(calls, context)
         except CaptureError as error:
             if context.fallback is None:
+                error.add_note(FULLGRAPH_HINT)
                 raise
             return context.fallback(context, calls, data, error)
         training, dropouts = callee.module.training, _count_idle_dropouts(callee.module)

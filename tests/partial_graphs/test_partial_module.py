@@ -124,8 +124,9 @@ def test_model_with_one_graph_compiled_as_one_graph():
 
 
 def test_breaks_rejected_by_default():
-    with pytest.raises(ModelError, match="cannot be captured as one graph"):
+    with pytest.raises(ModelError, match="cannot be captured as one graph") as caught:
         clika_compile(make_encoder(), tracing_inputs=make_inputs(1, 3))
+    assert "fullgraph=False" in caught.value.__notes__[0]
 
 
 def test_pieces_equal_eager_at_untraced_sizes_without_further_graphs(float_module):
