@@ -29,6 +29,9 @@ from clika_ref.capture.special_functions import SPECIAL_FUNCTIONS
 from clika_ref.capture.vmap_regions import VmapRegion
 from clika_ref.core.errors import ModelError
 
+KERNEL_FORMS = {**SPECIAL_FUNCTIONS, **MATRIX_FORMS, **SELECTION_FORMS}
+"""Forms of kernels: autocast casts their operands at most, and nothing inside."""
+
 UNDECLARED_REASON = "no operator is declared for it, torchlib has no lowering"
 
 INNER_CAST_REASON = "torch.autocast casts inside it"
@@ -56,6 +59,7 @@ def decompose(
     rule = _find_decomposition(overload)
     if rule is None:
         return None
+    region = None if overload in KERNEL_FORMS else region
     lack = UNDECLARED_REASON if region is None else INNER_CAST_REASON
     operands = list_operands(node)
     fakes = [n.meta["val"] for n in operands]
@@ -124,8 +128,8 @@ def _trace_calls(
 
 
 def _find_decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    own = (forms.get(overload) for forms in (PYTHON_FORMS, SPECIAL_FUNCTIONS, MATRIX_FORMS, SELECTION_FORMS))
-    rule = next(filter(None, own), None) or load_decompositions().get(overload) or _find_python_kernel(overload)
+    own = PYTHON_FORMS.get(overload) or KERNEL_FORMS.get(overload)
+    rule = own or load_decompositions().get(overload) or _find_python_kernel(overload)
     if rule is not None or not torch._C._dispatch_has_kernel(overload.name()):  # calls on sizes have no kernels
         return rule
     composite = overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)

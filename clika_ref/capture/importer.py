@@ -30,7 +30,7 @@ from clika_ref.capture.autocast_casts import (
     has_inner_casts,
 )
 from clika_ref.capture.complex_numbers import has_complex_calls, is_complex, is_complex_call, real_dtype
-from clika_ref.capture.decomposition import UNDECLARED_REASON, batch_region, decompose, split_parts
+from clika_ref.capture.decomposition import KERNEL_FORMS, UNDECLARED_REASON, batch_region, decompose, split_parts
 from clika_ref.capture.messages import UnsupportedCall
 from clika_ref.capture.origins import origin_of
 from clika_ref.capture.size_functions import DYNAMIC_OVERLOADS
@@ -375,7 +375,8 @@ class Importer:
         program, operands = found
         entries = list(map(self._entries, operands))
         with self._split_inside(program, node):
-            results = self._inline_calls(node, program, entries, is_cast=region is not None)
+            is_cast = region is not None or target in KERNEL_FORMS
+            results = self._inline_calls(node, program, entries, is_cast=is_cast)
         return self._adopt_results(results, node.meta["val"], [n.meta["val"] for n in operands])
 
     @contextlib.contextmanager

@@ -71,6 +71,17 @@ def test_frexp_exact_at_powers_of_two():
         assert torch.equal(found, expected)
 
 
+def test_kernels_in_autocast_region_compute_in_float32():
+    def run(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inverse = torch.linalg.inv(x)
+            return inverse, torch.lgamma(x.abs() + 1), torch.linalg.solve(x, x[..., :1])
+
+    module = clika_compile(run, tracing_inputs=[make_matrices(2), make_matrices(3)])
+    for found, expected in zip(module(make_matrices(5)), run(make_matrices(5)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_decomposition_of_dynamic_size_rejected():
     with pytest.raises(ModelError, match="needs matrices of constant size"):
         clika_compile(torch.linalg.inv, tracing_inputs=[torch.eye(3)[None], torch.eye(4)[None]])
