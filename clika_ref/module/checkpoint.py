@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,8 +71,17 @@ def load(module: CompiledModule, path: str | PathLike[str]) -> None:
             plugins or classes that are not installed; the message names them.
     """
     file = require_path(path, EXAMPLE_CHECKPOINT_PATH)
+    _unpack(module, read_saved_file(file), repr(str(file)))
+
+
+def read_saved_file(file: Path) -> bytes:
+    """Return the contents of a file that ``clika_save`` wrote.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
     try:
-        blob = file.read_bytes()
+        return file.read_bytes()
     except IsADirectoryError as error:
         raise ModelError(f"cannot load {str(file)!r}: it is a folder. Pass the path of a file in it") from error
     except (OSError, ValueError) as error:
@@ -79,7 +89,6 @@ def load(module: CompiledModule, path: str | PathLike[str]) -> None:
         raise ModelError(
             f"cannot load {str(file)!r}: {reason}. Pass the path of a file that clika_save wrote"
         ) from error
-    _unpack(module, blob, repr(str(file)))
 
 
 def deserialize(module: CompiledModule, serialized: bytes) -> None:

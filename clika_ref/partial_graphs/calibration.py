@@ -21,7 +21,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.distributed.ranks import SINGLE_PROCESS
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.partial_graphs.partial_state import PartialState
-from clika_ref.partial_graphs.pieces import DynamoGraph, Piece, dispatch
+from clika_ref.partial_graphs.pieces import DynamoGraph, Piece, dispatch, run_in_eager
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.decision import LAYER_COLUMNS, LayerReport
 from clika_ref.quantization.layer_settings import split_layer_settings
@@ -47,8 +47,7 @@ class _PieceCalibration:
 
     def add(self, inputs: tuple[Any, ...]) -> None:
         """Observe a call of the piece."""
-        signature = self.module.clika_state.signature
-        tensors = signature.graph_inputs(signature.flatten(inputs, {}))
+        tensors = self.module.clika_state.signature.graph_inputs(inputs)
         check_inputs(self.graph, tensors)
         start_smoothing(self.calibration, [tensors], self.request, self.registry, SINGLE_PROCESS)
         self.calibration.add(tensors)
@@ -87,7 +86,7 @@ def quantize_pieces(
         with torch.no_grad():
             if piece in passes:
                 passes[piece].add(graph.inputs_of(values))
-            return graph.program(*values)
+            return run_in_eager(piece, graph, values)
 
     runner.table.run = observe
     count = 0
@@ -133,10 +132,9 @@ def _prepare(
     graphs = {piece: bind_graph(module) for piece, module in compiled.items()}
     layers = split_layer_settings([*graphs.values()], request.layers)
     passes: dict[Piece, _PieceCalibration] = {}
-    without_tail = replace(request.given, skip_tail_quantization=None)
+    without_tail, last = replace(request.given, skip_tail_quantization=None), next(reversed(graphs), None)
     for (piece, graph), own_layers in zip(graphs.items(), layers, strict=True):
-        is_last = graph is [*graphs.values()][-1]
-        own = replace(request, layers=own_layers, given=request.given if is_last else without_tail)
+        own = replace(request, layers=own_layers, given=request.given if piece is last else without_tail)
         calibration = prepare_calibration(graph, own, registry)
         quiet = CompilationLog()
         if has_layers(calibration.graph, own):

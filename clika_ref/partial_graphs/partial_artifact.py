@@ -153,7 +153,7 @@ class _LoadedPiece:
 
     def __call__(self, inputs: tuple[Any, ...]) -> Any:
         signature, graph = self.state.signature, self.state.graph
-        tensors = signature.graph_inputs(signature.flatten(inputs, {}))
+        tensors = signature.graph_inputs(inputs)
         check_inputs(graph, tensors)
         sizes = read_sizes(graph, tensors) if signature.needs_sizes else {}
         return signature.unflatten(self.runner(tensors) if graph.outputs else [], sizes)

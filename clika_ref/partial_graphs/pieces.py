@@ -166,10 +166,15 @@ RunPiece = Callable[[Piece, DynamoGraph, Sequence[Any]], Any]
 """Runs a piece on the values of a call, which include weights and sizes."""
 
 
+def run_in_eager(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:  # noqa: ARG001 - a `RunPiece`
+    """Run the graph of a piece in eager."""
+    return graph.program(*values)
+
+
 def dispatch(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
     """Run a piece in its compiled form, or in eager if it has none."""
     if piece.module is None:
-        return graph.program(*values)
+        return run_in_eager(piece, graph, values)
     return call_with_leaves(piece.module, graph.inputs_of(values))
 
 
@@ -197,8 +202,9 @@ class PieceTable:
 
     def backend(self, program: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:  # noqa: ARG002 - Dynamo passes them
         """Return the callable for a graph, as a backend of Dynamo."""
-        self.sizes.add(read_position(), list_dynamic_sources(program))
-        return DynamoGraph(program, self)
+        graph = DynamoGraph(program, self)
+        self.sizes.add(graph.position, list_dynamic_sources(program))
+        return graph
 
     def close(self) -> None:
         """Allow no further pieces."""

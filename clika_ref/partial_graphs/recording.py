@@ -21,7 +21,7 @@ from clika_ref.partial_graphs.dynamo import (
     record_breaks,
     trace_library_forward,
 )
-from clika_ref.partial_graphs.pieces import DynamoGraph, Piece, PieceTable
+from clika_ref.partial_graphs.pieces import DynamoGraph, Piece, PieceTable, run_in_eager
 
 LIBRARY_PACKAGE = "torch.nn."
 """Dynamo compiles modules of this package as a part of other code, but not where Python calls them."""
@@ -148,11 +148,6 @@ def _run_calls(run: Callable[..., Any], calls: Iterable[ModelCall]) -> None:
     for call in calls:
         own = call.copy()
         run(*own.args, **own.kwargs)
-
-
-def run_in_eager(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:  # noqa: ARG001 - a `RunPiece`
-    """Run the graph of a piece in eager."""
-    return graph.program(*values)
 
 
 def find_uncovered_library_modules(model: torch.nn.Module, pieces: Iterable[Piece]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.errors import ModelError
+from clika_ref.module.checkpoint import read_saved_file
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.partial_graphs.partial_state import PartialState
 from clika_ref.partial_graphs.piece_format import runner_from_json, runner_to_json
@@ -63,12 +64,7 @@ def load_pieces(path: str | PathLike[str], model: Any) -> PartialState:
         ModelError: the file cannot be read, is damaged, or holds no pieces; or the model is not of the saved class.
     """
     file = require_path(path, EXAMPLE_PATH)
-    try:
-        blob = file.read_bytes()
-    except OSError as error:
-        raise ModelError(
-            f"cannot load {str(file)!r}: {error.strerror}. Pass the path of a file that clika_save wrote"
-        ) from error
+    blob = read_saved_file(file)
     try:
         document, tensors = unpack_file(blob)
     except ModelError as error:
