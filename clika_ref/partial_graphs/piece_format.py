@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from clika_ref.capture.callables import TracedCallable, make_callable
+from clika_ref.compiled.weights import tensors_by_name
 from clika_ref.core.errors import ModelError
 from clika_ref.partial_graphs.breaks import Break
 from clika_ref.partial_graphs.dynamo import CodePosition, DynamicSizes
@@ -80,7 +81,7 @@ def _find_callee(model: Any, function: str) -> TracedCallable:
 
 
 def _check_weights(model: torch.nn.Module, pieces: Iterable[Piece]) -> None:
-    known = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+    known = tensors_by_name(model)
     for piece in pieces:
         missing = [name for name in piece.key.weights if name not in known]
         if missing:

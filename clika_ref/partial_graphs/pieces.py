@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from clika_ref.compiled.weights import register_weight
+from clika_ref.compiled.weights import register_weight, tensors_by_name
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.module.running import call_with_leaves
@@ -247,6 +247,6 @@ class PieceTable:
 def names_by_id(model: torch.nn.Module) -> dict[int, str]:
     """Return the name of each parameter and buffer of a model by its ``id``; the first one of shared tensors."""
     found: dict[int, str] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in tensors_by_name(model).items():
         found.setdefault(id(tensor), name)
     return found

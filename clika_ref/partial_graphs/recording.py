@@ -57,11 +57,11 @@ class PieceRunner:
         """
         if not self._forwards:
             return self._run(*args, **kwargs)
-        with self._compiled_library_modules():
+        with self._compile_library_modules():
             return self._run(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _compiled_library_modules(self) -> Iterator[None]:
+    def _compile_library_modules(self) -> Iterator[None]:
         """Have Dynamo compile the library modules that Python calls, until the last of concurrent calls ends."""
         with self._lock:
             self._running += 1
