@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from clika_ref import ModelError, clika_compile
+from clika_ref.capture.forms.selection_forms import SELECTION_FORMS
 
 
 def make_matrices(batch, rows=4, columns=4):
@@ -39,6 +40,7 @@ SELECTIONS = {
     "index_reduce": lambda x: x.index_reduce(1, torch.tensor([0, 2, 0]), x[:, :3] + 1, "amax"),
     "put": lambda x: x.put(torch.tensor([1, -1]), torch.tensor([5.0, 6.0])),
     "frexp": torch.frexp,
+    "nextafter": lambda x: torch.nextafter(x, x.flip(0)),
 }
 
 CASES = {
@@ -69,6 +71,30 @@ def test_frexp_exact_at_powers_of_two():
     module = clika_compile(lambda x: torch.frexp(x)[:], tracing_inputs=[x])
     for found, expected in zip(module(x), torch.frexp(x), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_nextafter_form_exact(dtype):
+    largest, smallest = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
+    values = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        2.0,
+        0.3,
+        largest,
+        -largest,
+        smallest,
+        smallest / 4,
+        torch.inf,
+        -torch.inf,
+        torch.nan,
+    ]
+    values = torch.tensor(values, dtype=torch.float64).to(dtype)
+    x, other = torch.meshgrid(values, values, indexing="ij")
+    found = SELECTION_FORMS[torch.ops.aten.nextafter.default](x, other)
+    torch.testing.assert_close(found, torch.nextafter(x, other), rtol=0, atol=0, equal_nan=True)
 
 
 def test_kernels_in_autocast_region_compute_in_float32():

@@ -5,18 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
-from clika_ref.capture.fourier_transforms import istft, stft
+from clika_ref.capture.forms.fourier_functions import FOURIER_FORMS
+from clika_ref.capture.forms.fourier_transforms import istft, stft
+from clika_ref.capture.forms.histogram_forms import HISTOGRAM_FORMS
+from clika_ref.capture.forms.loss_forms import CTC_FORMS
+from clika_ref.capture.forms.singular_values import find_matrix_norm, find_norm, solve_least_squares
+from clika_ref.capture.patching import import_in_context
+from clika_ref.torch_internals.operators import (
+    INDUCTOR_DECOMPOSITIONS,
+    OpOverload,
+    find_composite_kernel,
+    set_composite_kernel,
+)
 
 aten = torch.ops.aten
-
-COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 
 ASSUMED_SIZE = 64
 """The assumed value of a data-dependent size when choosing an order."""
@@ -145,7 +154,10 @@ def _combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tens
     return x[chosen.nonzero()]
 
 
-PYTHON_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+PYTHON_FORMS: dict[OpOverload, Callable[..., Any]] = {
+    **CTC_FORMS,
+    **FOURIER_FORMS,
+    **HISTOGRAM_FORMS,
     aten.chain_matmul.default: _multiply_chain,
     aten.combinations.default: _combinations,
     aten.corrcoef.default: _corrcoef,
@@ -156,7 +168,10 @@ PYTHON_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     },
     aten.istft.default: istft,
     aten.kron.default: _kron,
+    aten.linalg_lstsq.default: solve_least_squares,
+    aten.linalg_matrix_norm.default: find_matrix_norm,
     aten.linalg_multi_dot.default: _multi_dot,
+    aten.linalg_norm.default: find_norm,
     aten.pad_sequence.default: _pad_sequence,
     aten.stft.default: stft,
     aten.vander.default: _vander,
@@ -180,33 +195,47 @@ def _make_taken(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     return x.new_empty([*shape[:own], indices.shape[dim], *shape[own + 1 :]])
 
 
-SHAPE_ONLY_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+def _make_pooled(x: Tensor, *windows: Any, **options: Any) -> Tensor:
+    """Return a tensor of the shape of `max_pool1d`'s result: that of windows of height 1."""
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    given = {**dict(zip(names, windows, strict=False)), **options}
+    ceil_mode = given.pop("ceil_mode", False)
+    heights = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+    pairs = {name: [heights[name], *sizes] for name, sizes in given.items() if sizes}
+    pooled, _ = aten.max_pool2d_with_indices.default(x.unsqueeze(-2), **pairs, ceil_mode=ceil_mode)
+    return pooled.squeeze(-2)
+
+
+SHAPE_ONLY_FORMS: dict[OpOverload, Callable[..., Any]] = {
     aten.lstm.input: _make_rnn_results,
     aten.gru.input: _make_rnn_results,
     aten.rnn_tanh.input: _make_rnn_results,
     aten.rnn_relu.input: _make_rnn_results,
+    aten.max_pool1d.default: _make_pooled,
     aten.take_along_dim.default: _make_taken,
 }
 """Shape-only replacements: PyTorch unrolls recurrent calls over the sequence, and reads the sizes of others."""
 
 
 @contextlib.contextmanager
-def replace_composites() -> Iterator[None]:
-    """Register `PYTHON_FORMS` and `SHAPE_ONLY_FORMS` as kernels for fake tensors while the context lasts."""
-    replaced = {**PYTHON_FORMS, **SHAPE_ONLY_FORMS}
-    before = {overload: overload.py_kernels.get(COMPOSITE_KEY) for overload in replaced}
-    for overload, form in replaced.items():
-        _set_kernel(overload, form)
+def _set_kernels(kernels: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
+    before = {overload: find_composite_kernel(overload) for overload in kernels}
+    for overload, kernel in kernels.items():
+        set_composite_kernel(overload, kernel)
     try:
         yield
     finally:
         for overload, kernel in before.items():
-            _set_kernel(overload, kernel)
+            set_composite_kernel(overload, kernel)
 
 
-def _set_kernel(overload: torch._ops.OpOverload, kernel: Callable[..., Any] | None) -> None:
-    if kernel is None:
-        overload.py_kernels.pop(COMPOSITE_KEY, None)
-    else:
-        overload.py_kernels[COMPOSITE_KEY] = kernel
-    overload._dispatch_cache.clear()
+@contextlib.contextmanager
+def replace_composites() -> Iterator[None]:
+    """Register `PYTHON_FORMS` and `SHAPE_ONLY_FORMS` as kernels for fake tensors while the context lasts.
+
+    The first ``scan`` or compiled function of a process imports inductor's decompositions, which would keep them.
+    """
+    replaced = {**PYTHON_FORMS, **SHAPE_ONLY_FORMS}
+    plain = {overload: find_composite_kernel(overload) for overload in replaced}
+    with import_in_context(INDUCTOR_DECOMPOSITIONS, lambda: _set_kernels(plain)), _set_kernels(replaced):
+        yield

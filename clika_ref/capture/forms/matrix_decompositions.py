@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -21,17 +22,24 @@ MAX_STEPS = 64
 """Maximum number of rows or columns: each adds about ten calls to the graph."""
 
 
-def _count_steps(size: Any) -> int:
-    """Return a size as a number of steps."""
+def require_constant_size(size: Any, limit: int | None) -> int:
+    """Return a size of a matrix as a number.
+
+    Raises:
+        ModelError: it is dynamic, or above the limit.
+    """
     if not isinstance(size, int):
         raise ModelError(
             "a decomposition needs matrices of constant size. Leave their last two dims equal in all inputs"
         )
-    if size > MAX_STEPS:
-        raise ModelError(
-            f"a decomposition of {size} rows or columns would be too long: at most {MAX_STEPS} are possible"
-        )
+    if limit is not None and size > limit:
+        raise ModelError(f"a decomposition of {size} rows or columns would be too long: at most {limit} are possible")
     return size
+
+
+def _count_steps(size: Any) -> int:
+    """Return a size as a number of steps."""
+    return require_constant_size(size, MAX_STEPS)
 
 
 def _no_info(x: Tensor) -> Tensor:
@@ -83,7 +91,8 @@ def _permutation_of(pivots: Tensor, rows: int) -> Tensor:
     return permutation
 
 
-def _permute_rows(x: Tensor, permutation: Tensor) -> Tensor:
+def permute_rows(x: Tensor, permutation: Tensor) -> Tensor:
+    """Return the rows of ``x[..., rows, columns]`` at the positions ``permutation[..., rows]``."""
     shape = torch.broadcast_shapes(x.shape[:-2], permutation.shape[:-1])
     index = permutation[..., None].expand((*shape, permutation.shape[-1], x.shape[-1]))
     return x.expand((*shape, *x.shape[-2:])).gather(-2, index)
@@ -116,7 +125,7 @@ def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, unitriangular: bool 
 
 
 def _solve_lu(lu: Tensor, permutation: Tensor, b: Tensor) -> Tensor:
-    forward = _solve_triangular(lu, _permute_rows(b, permutation), upper=False, unitriangular=True)
+    forward = _solve_triangular(lu, permute_rows(b, permutation), upper=False, unitriangular=True)
     return _solve_triangular(lu, forward, upper=True)
 
 
@@ -152,7 +161,7 @@ def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoi
         return _solve_lu(lu, permutation, b)
     forward = _solve_triangular(lu.mT, b, upper=False)
     solved = _solve_triangular(lu.mT, forward, upper=True, unitriangular=True)
-    return _permute_rows(solved, permutation.argsort(-1))
+    return permute_rows(solved, permutation.argsort(-1))
 
 
 def _solve_ex(
@@ -292,7 +301,8 @@ def _householder_product(vectors: Tensor, factors: Tensor) -> Tensor:
     return _apply_reflections(vectors, factors, identity, in_order=False)
 
 
-def _qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+def factor_qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """Return Q and R of ``x[..., m, n]``, as ``torch.linalg.qr``."""
     packed, factors = _reflect(x)
     rows, columns = x.shape[-2:]
     width = rows if mode == "complete" else min(rows, columns)
@@ -351,7 +361,7 @@ def _tensorsolve(a: Tensor, b: Tensor, dims: Sequence[int] | None = None) -> Ten
     return _solve(a.reshape(math.prod(shape), math.prod(shape)), b.flatten()).reshape(shape)
 
 
-MATRIX_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+MATRIX_FORMS: dict[OpOverload, Callable[..., Any]] = {
     aten.linalg_lu_factor_ex.default: _lu_factor_ex,
     aten.linalg_lu.default: _lu,
     aten.lu_unpack.default: _lu_unpack,
@@ -367,8 +377,8 @@ MATRIX_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.triangular_solve.default: _triangular_solve,
     aten.geqrf.default: _reflect,
     aten.linalg_householder_product.default: _householder_product,
-    aten.linalg_qr.default: _qr,
-    aten.qr.default: lambda x, some=True: _qr(x, "reduced" if some else "complete"),
+    aten.linalg_qr.default: factor_qr,
+    aten.qr.default: lambda x, some=True: factor_qr(x, "reduced" if some else "complete"),
     aten.ormqr.default: _ormqr,
     aten.inverse.default: _inv,
     aten.linalg_inv.default: _inv,

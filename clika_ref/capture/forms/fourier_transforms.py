@@ -18,11 +18,11 @@ def _make_waves(frequencies: Any, length: Any, like: Tensor, *, positions: Any =
     """Return ``cos(2 pi k n / length)`` and ``sin(...)``, each ``[frequencies, positions]``, computed in float64."""
     k = torch.arange(frequencies, device=like.device)
     n = torch.arange(length if positions is None else positions, device=like.device)
-    turns = (k[:, None] * n[None] % length).double() / torch.scalar_tensor(
-        length, dtype=torch.float64, device=like.device
-    )
+    steps = k[:, None] * n[None] % length
+    turns = steps.double() / torch.scalar_tensor(length, dtype=torch.float64, device=like.device)
     angles = turns * (2 * math.pi)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    sines = angles.sin().masked_fill(2 * steps == length, 0)  # exact at half turns, so that real results are exact
+    return angles.cos().to(like.dtype), sines.to(like.dtype)
 
 
 def _scale(sizes: Sequence[Any], normalization: int, like: Tensor) -> Tensor | None:
@@ -61,7 +61,7 @@ def transform_real(x: Tensor, dims: Sequence[int], normalization: int, *, is_hal
     *others, last = dims
     length = x.shape[last]
     cosines, sines = _make_waves(length // 2 + 1 if is_half else length, length, x)
-    real, imag = _apply(x, cosines, last), _apply(x, -sines, last)
+    real, imag = _apply(x, cosines, last), 0 - _apply(x, sines, last)  # 0 - 0 is +0, whose angle is that of eager
     return _multiply(transform(real, imag, others, 0, is_forward=True), scale)
 
 

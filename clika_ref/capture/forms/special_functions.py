@@ -10,9 +10,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from clika_ref.torch_internals.operators import OpOverload, while_loop_op
 
 aten = torch.ops.aten
 
@@ -106,6 +109,23 @@ MAX_SECOND_KIND_ARGUMENT = 9.0
 """The same for modified functions of the second kind, whose power series cancels more."""
 
 ASYMPTOTIC_TERMS = 12
+
+MIN_LOG_ERFC_ARGUMENT = 5.0
+"""Argument from which on the asymptotic series of erfc serves."""
+
+LOG_ERFC_TERMS = 20
+
+MAX_AIRY_ARGUMENT = 6.0
+"""Largest argument of the power series of the Airy function."""
+
+AIRY_AT_ZERO = (0.355028053887817239, 0.258819403792806798)
+"""``Ai(0)`` and ``-Ai'(0)``. Source: Abramowitz and Stegun, 10.4.4 and 10.4.5."""
+
+MAX_GAMMA_STEPS = 20_000
+"""Maximum number of terms of an incomplete gamma function: about eight times the root of its first argument."""
+
+GAMMA_PRECISION = 1e-15
+"""Relative size of terms that an incomplete gamma function omits."""
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
@@ -317,12 +337,112 @@ def _second_kind(x: Tensor, order: int) -> Tensor:
     return torch.where(x > 0, found, torch.where(x == 0, -math.inf, math.nan))
 
 
+# Integrals
+
+
+def _log_ndtr(x: Tensor) -> Tensor:
+    """The logarithm of the normal distribution; far below the mean by the asymptotic series of erfc."""
+    size = -x / math.sqrt(2)
+    far = size.clamp(min=MIN_LOG_ERFC_ARGUMENT)
+    inverse = 0.5 * far.reciprocal().square()
+    coefficients = itertools.accumulate(range(1, 2 * LOG_ERFC_TERMS, 2), lambda c, k: -c * k, initial=1.0)
+    below = _polynomial(inverse, list(coefficients)).log() - (2 * math.sqrt(math.pi) * far).log() - far.square()
+    near = (torch.erfc(size.clamp(max=MIN_LOG_ERFC_ARGUMENT)) / 2).log()
+    above = (-torch.erfc(-size) / 2).log1p()
+    return torch.where(size > MIN_LOG_ERFC_ARGUMENT, below, torch.where(x < 1, near, above))
+
+
+def _airy_ai(x: Tensor) -> Tensor:
+    """The Airy function ``Ai(x)``, by power series near 0 and asymptotic series elsewhere; NaN at infinities.
+
+    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 10.4.2, 10.4.59 and 10.4.60.
+    """
+    small, large = x.clamp(-MAX_AIRY_ARGUMENT, MAX_AIRY_ARGUMENT), x.abs().clamp(min=MAX_AIRY_ARGUMENT)
+    cube = small**3
+    series = [
+        itertools.accumulate(
+            range(1, SERIES_TERMS), lambda c, k, shift=shift: c / ((3 * k + shift) * (3 * k + shift - 1)), initial=1.0
+        )
+        for shift in (0, 1)
+    ]
+    first, second = (_polynomial(cube, list(coefficients)) for coefficients in series)
+    near = AIRY_AT_ZERO[0] * first - AIRY_AT_ZERO[1] * small * second
+    phase = 2 / 3 * large * large.sqrt()
+    weights = list(
+        itertools.accumulate(
+            range(1, 2 * ASYMPTOTIC_TERMS),
+            lambda c, k: c * (6 * k - 5) * (6 * k - 3) * (6 * k - 1) / (216 * k * (2 * k - 1)),
+            initial=1.0,
+        )
+    )
+    inverse, scale = phase.reciprocal(), math.pi**-0.5 * large**-0.25
+    decaying = _polynomial(-inverse, weights) * scale / 2 * (-phase).exp()
+    even, odd = (_polynomial(-inverse.square(), weights[start::2]) for start in (0, 1))
+    shifted = phase + math.pi / 4
+    oscillating = scale * (shifted.sin() * even - shifted.cos() * odd * inverse)
+    found = torch.where(x.abs() <= MAX_AIRY_ARGUMENT, near, torch.where(x > 0, decaying, oscillating))
+    return torch.where(x.isinf(), math.nan, found)
+
+
+def _sum_lower_gamma(a: Tensor, x: Tensor) -> Tensor:
+    """``sum x^k / ((a + 1) ... (a + k))``, for x below ``a + 1``."""
+
+    def is_running(k: Tensor, term: Tensor, total: Tensor, *_: Tensor) -> Tensor:
+        return (k < MAX_GAMMA_STEPS) & (term > GAMMA_PRECISION * total).any()
+
+    def add(k: Tensor, term: Tensor, total: Tensor, a: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        following = term * x / (a + k)
+        return k + 1, following, total + following
+
+    ones = torch.ones_like(x)
+    initial: Any = (ones.new_ones(()), ones, ones.clone())
+    return while_loop_op(is_running, add, initial, (a, x))[2]
+
+
+def _divide_upper_gamma(a: Tensor, x: Tensor) -> Tensor:
+    """Legendre's continued fraction ``1 / (x + 1 - a - 1 (1 - a) / (x + 3 - a - ...))``, for x of at least ``a + 1``.
+
+    Source: Lentz, "Generating Bessel functions in Mie scattering calculations using continued fractions", 1976.
+    """
+
+    def is_running(k: Tensor, ratio: Tensor, *_: Tensor) -> Tensor:
+        return (k < MAX_GAMMA_STEPS) & ((ratio - 1).abs() > GAMMA_PRECISION).any()
+
+    def multiply(  # noqa: PLR0917 - the state of the loop and its operands
+        k: Tensor, _ratio: Tensor, c: Tensor, d: Tensor, found: Tensor, a: Tensor, x: Tensor
+    ) -> tuple[Tensor, ...]:
+        numerator, base = k * (a - k), x + (2 * k + 1) - a
+        c, d = base + numerator / c, (base + numerator * d).reciprocal()
+        return k + 1, c * d, c, d, found * c * d
+
+    first = (x + 1 - a).reciprocal()
+    initial: Any = (x.new_ones(()), torch.full_like(x, 2.0), torch.full_like(x, 1e300), first, first.clone())
+    return while_loop_op(is_running, multiply, initial, (a, x))[4]
+
+
+def _incomplete_gamma(a: Tensor, x: Tensor, *, is_upper: bool) -> Tensor:
+    """The regularized incomplete gamma function of positive a and x, from 0 to x or from x up."""
+    a, x = torch.broadcast_tensors(a, x)
+    is_regular = (a > 0) & (x > 0) & a.isfinite() & x.isfinite()
+    is_low = is_regular & (x < a + 1)
+    is_high = is_regular & ~is_low
+    power = (a * x.log() - x - _lgamma(a)).exp()
+    lower = power / a * _sum_lower_gamma(torch.where(is_low, a, 1.0), torch.where(is_low, x, 0.0))
+    upper = power * _divide_upper_gamma(torch.where(is_high, a, 1.0), torch.where(is_high, x, 2.0))
+    found = torch.where(is_low, 1 - lower if is_upper else lower, upper if is_upper else 1 - upper)
+    is_one = (x.isinf() | (a == 0)) & (x > 0)
+    edge = torch.where(is_one, 0.0 if is_upper else 1.0, 1.0 if is_upper else 0.0)
+    is_unknown = (a.isnan() & (x != 0) & ~x.isinf()) | (x.isnan() & ~a.isinf())
+    is_undefined = is_unknown | (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (a.isinf() & x.isinf())
+    return torch.where(is_undefined, math.nan, torch.where(is_regular, found, edge))
+
+
 def _spherical_j0(x: Tensor) -> Tensor:
     """``sin(x) / x``."""
     return torch.where(x == 0, 1.0, torch.where(x.isinf(), 0.0, x.sin() / x))
 
 
-_FORMS: dict[torch._ops.OpOverload, Callable[..., Tensor]] = {
+_FORMS: dict[OpOverload, Callable[..., Tensor]] = {
     aten.lgamma.default: _lgamma,
     aten.digamma.default: _digamma,
     aten.polygamma.default: _polygamma,
@@ -346,6 +466,10 @@ _FORMS: dict[torch._ops.OpOverload, Callable[..., Tensor]] = {
     aten.special_bessel_y0.default: functools.partial(_second_kind, order=0),
     aten.special_bessel_y1.default: functools.partial(_second_kind, order=1),
     aten.special_spherical_bessel_j0.default: _spherical_j0,
+    aten.special_log_ndtr.default: _log_ndtr,
+    aten.special_airy_ai.default: _airy_ai,
+    aten.igamma.default: functools.partial(_incomplete_gamma, is_upper=False),
+    aten.igammac.default: functools.partial(_incomplete_gamma, is_upper=True),
 }
 
 SPECIAL_FUNCTIONS = {overload: _in_float64(form) for overload, form in _FORMS.items()}
