@@ -1,0 +1,1 @@
+"""Python loops over positions, which a trace unrolls, and branches on sizes: one graph for every length."""
