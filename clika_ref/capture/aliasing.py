@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.operators import OpOverload, get_schema
 
 aten = torch.ops.aten
 
@@ -40,6 +41,10 @@ class TracedTensor:
     """The operator, its other operands, its attributes, and the index of this output."""
     sibling_types: tuple[TensorType, ...] = ()
     """The types of all outputs of that operator."""
+    other_part: TracedTensor | None = None
+    """The other part of a complex tensor that owns its memory."""
+    is_copy: bool = False
+    """Whether the graph computes a view of written memory as a tensor of its own, so that no write reaches it."""
 
 
 class AliasTracker:
@@ -93,14 +98,40 @@ class AliasTracker:
         identity, while a view of an operand shares the operand's memory.
         """
         if storage_id(fake) in map(storage_id, operands):
-            return entry
+            return self._mark_copy(entry, fake)
         return self.root(self.current_value(entry), fake)
+
+    def _mark_copy(self, entry: TracedTensor, fake: Any) -> TracedTensor:
+        """Return the entry of a view; one that the graph computes apart from its memory is only valid until a write."""
+        memory = self._memories.get(storage_id(fake))
+        if entry.memory is not None or memory is None:
+            return entry
+        return TracedTensor(entry.value, memory, memory.version, is_copy=True)
+
+    def track_parts(self, program: fx.GraphModule, fakes: Sequence[Any]) -> None:
+        """Find the inputs of a program that are parts of written memory; ``fakes`` holds a tensor for each input."""
+        for placeholder, fake in zip(program.graph.find_nodes(op="placeholder"), fakes, strict=True):
+            if storage_id(fake) in self._written:
+                self._written.add(storage_id(placeholder.meta["val"]))
+
+    def root_parts(self, parts: Sequence[Value], fake: Any) -> list[TracedTensor]:
+        """Return the entries of the parts of a complex tensor that owns its memory."""
+        entries = [self.root(part, fake) for part in parts]
+        if entries[0].memory is not None:
+            entries[0].other_part, entries[1].other_part = entries[1], entries[0]
+        return entries
+
+    def adopt_parts(self, parts: Sequence[TracedTensor], fake: Any, operands: list[Any]) -> list[TracedTensor]:
+        """Return the entries of a complex result of a call from those of its parts, as `adopt_result`."""
+        if storage_id(fake) in map(storage_id, operands):
+            return [self._mark_copy(part, fake) for part in parts]
+        return self.root_parts([self.current_value(part) for part in parts], fake)
 
     def is_noop(self, node: fx.Node) -> bool:
         """Whether a call returns its input tensor itself."""
         target: Any = node.target
         if target.overloadpacket in DROPOUT_OVERLOADS:  # tracers return a new tensor for these
-            names = (argument.name for argument in target._schema.arguments)
+            names = (argument.name for argument in get_schema(target).arguments)
             arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
             return (not arguments["train"] or arguments["p"] == 0) and storage_id(node.meta["val"]) not in self._written
         return target.overloadpacket in CONDITIONAL_NOOPS and _is_same_tensor(
@@ -115,6 +146,10 @@ class AliasTracker:
         """
         if entry.memory is None or entry.version == entry.memory.version:
             return entry.value
+        if entry.is_copy:
+            raise ModelError(
+                "a result of view_as_real, conj or imag is read after a write to the same memory. Clone it."
+            )
         if entry.parent is None:
             raise ModelError(
                 f"{entry.value.name!r} shares memory with another parameter, buffer or tensor that forward writes to. "
@@ -131,10 +166,18 @@ class AliasTracker:
         """Set a new value for a tensor, its base and all other views of the base.
 
         Raises:
-            ModelError: the write goes through a view without a ``write_back`` rule.
+            ModelError: the write goes through a view without a ``write_back`` rule, or to a tensor that the graph
+                computes apart from its memory.
         """
         assert entry.memory is not None
+        if entry.is_copy:
+            raise ModelError(
+                "an in-place write to a result of view_as_real, conj or imag is not supported. Write to the complex "
+                "tensor instead."
+            )
         if entry.parent is None:
+            if entry.other_part is not None and entry.other_part.version == entry.memory.version:
+                entry.other_part.version += 1
             entry.memory.version += 1
         else:
             assert entry.view is not None
@@ -157,6 +200,9 @@ CONDITIONAL_NOOPS = frozenset(
 )
 """Calls that return their input itself, not a view of it, if they have nothing to do."""
 
+STATISTICS_WRITERS = frozenset({aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default})
+"""Calls that write their operands 3 and 4 in training, which their schemas do not declare."""
+
 DROPOUT_OVERLOADS = frozenset({aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout})
 """Calls that return their input itself outside training."""
 
@@ -174,9 +220,8 @@ def find_written_storages(program: fx.GraphModule) -> set[int]:
     found: set[int] = set()
     for module in program.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
                 written = find_written_arguments(node.target, node.args, node.kwargs)
-                norm = node.target in (aten.batch_norm.default, aten.instance_norm.default)
-                targets = [*written, *(node.args[3:5] if norm else ())]
+                targets = [*written, *(node.args[3:5] if node.target in STATISTICS_WRITERS else ())]
                 found.update(storage_id(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))
     return found - {0}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.while_loop import while_loop
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
-
-ASSOCIATIVE_SCAN_MODULE = importlib.import_module("torch._higher_order_ops.associative_scan")
-"""The module; an attribute of its package has the same name."""
+from clika_ref.torch_internals.operators import ASSOCIATIVE_SCAN_MODULE, while_loop
+from clika_ref.torch_internals.trees import pytree
 
 Combine = Callable[..., Any]
 """Combines the leaves of two batches of elements, along dim 0, to a structure of tensors."""

@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import is_contiguous_or_false
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    find_schema,
+    get_overload_name,
+    get_schema,
+    is_contiguous_or_false,
+)
 
 aten = torch.ops.aten
 
@@ -25,14 +32,12 @@ RENAMED_OVERLOADS = {
 
 
 @cache
-def _find_written_names(overload: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
-    arguments = overload._schema.arguments
+def _find_written_names(overload: OpOverload) -> tuple[tuple[int, str], ...]:
+    arguments = get_schema(overload).arguments
     return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
-def find_written_arguments(
-    overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
+def find_written_arguments(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments that a call writes to."""
     return [
         args[i] if i < len(args) else kwargs[name]
@@ -41,7 +46,7 @@ def find_written_arguments(
     ]
 
 
-METADATA_MUTATIONS: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {
+METADATA_MUTATIONS: dict[OpOverload, OpOverload] = {
     aten.detach_.default: aten.detach.default,
     aten.t_.default: aten.t.default,
     aten.transpose_.default: aten.transpose.int,
@@ -54,6 +59,10 @@ METADATA_MUTATIONS: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {
     aten.as_strided_.default: aten.as_strided.default,
 }
 """In-place calls that change the metadata of a tensor but no memory, and the corresponding views."""
+
+
+RESIZING_CALLS = frozenset({aten.resize_.default, aten.resize_as_.default})
+"""In-place calls that give a tensor another shape of the same memory, or of more."""
 
 
 SKIPPED_CALLS = frozenset(
@@ -70,14 +79,14 @@ SKIPPED_CALLS = frozenset(
 
 
 def find_functional_overload(
-    overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]:
+    overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
     """Return the functional form of an in-place call: ``relu`` for ``relu_``, ``__and__`` for ``__iand__``.
 
     Raises:
         ModelError: there is none.
     """
-    packet, name = overload.overloadpacket, overload._overloadname
+    packet, name = overload.overloadpacket, get_overload_name(overload)
     base = packet.__name__
     namespace = getattr(torch.ops, overload.namespace)
     if base.endswith("_"):
@@ -96,18 +105,16 @@ def find_functional_overload(
     raise ModelError(f"the in-place call {overload} has no out-of-place variant. Use an out-of-place operation.")
 
 
-def _find_overload_without(
-    packet: torch._ops.OpOverloadPacket, overload: torch._ops.OpOverload, results: set[str]
-) -> torch._ops.OpOverload | None:
+def _find_overload_without(packet: OpOverloadPacket, overload: OpOverload, results: set[str]) -> OpOverload | None:
     """Return the overload that takes the same arguments without the written ones."""
 
     def list_arguments(schema: Any) -> list[tuple[str, str]]:
         return [(a.name, str(a.type)) for a in schema.arguments if a.name not in results]
 
     for name in packet.overloads():
-        schema = torch._C._get_schema(packet._qualified_op_name, "" if name == "default" else name)
-        if schema.overload_name != overload._overloadname and list_arguments(schema) == list_arguments(
-            overload._schema
+        schema = find_schema(packet, name)
+        if schema.overload_name != get_overload_name(overload) and list_arguments(schema) == list_arguments(
+            get_schema(overload)
         ):
             return getattr(packet, name)
     return None
@@ -122,7 +129,7 @@ def find_squeezed_dims(rank: int, dims: int | Sequence[int] | None = None) -> li
 
 def has_failed(node: fx.Node) -> bool:
     """Whether a call raised an error that the model caught, as in eager: the tracer records no result for it."""
-    returns = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns
+    returns = isinstance(node.target, OpOverload) and get_schema(node.target).returns
     return bool(returns) and node.meta.get("val") is None and not node.users
 
 
@@ -130,3 +137,23 @@ def is_contiguous_at_start(source: Any) -> bool:
     """Whether a traced tensor is contiguous and starts at the first element of its memory."""
     fake = source.meta["val"]  # checked without a guard, which would exclude sizes that eager accepts
     return is_contiguous_or_false(fake) and guard_or_false(fake.storage_offset() == 0)
+
+
+def find_resized_view(node: fx.Node) -> tuple[OpOverload, list[Sequence[Any]]]:
+    """Return the view that a call of `RESIZING_CALLS` makes of its tensor, and its further arguments.
+
+    Raises:
+        ModelError: the tensor is not contiguous, or has fewer elements than the result.
+    """
+    source: Any = node.args[0]
+    old, new = source.meta["val"], node.meta["val"]
+    if not is_contiguous_at_start(source):
+        raise ModelError(f"{node.target} of a view that is not contiguous is not supported. Use reshape instead.")
+    if guard_or_false(old.numel() == new.numel()):
+        return aten.view.default, [new.shape]
+    if not guard_or_false(new.numel() < old.numel()):
+        raise ModelError(
+            f"{node.target} from {list(old.shape)} to {list(new.shape)} reads uninitialized memory. Use "
+            "torch.nn.functional.pad instead."
+        )
+    return aten.as_strided.default, [new.shape, new.stride()]

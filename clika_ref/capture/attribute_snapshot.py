@@ -18,6 +18,7 @@ import torch
 
 from clika_ref.capture.origins import is_installed_file
 from clika_ref.capture.reachable_modules import find_referenced_names
+from clika_ref.torch_internals.modules import get_buffers, get_parameters
 
 CONTAINER_TYPES = (dict, list, set, deque, tuple)
 """Types of containers that may be caches. Comparing their elements shows changes; all but tuples can be refilled."""
@@ -146,8 +147,8 @@ class AttributeSnapshot:
         classes: set[type] = set()
         for path, part in module.named_modules():
             prefix = f"self.{path}." if path else "self."
-            self._save_container(prefix, part._parameters, names=True, tensors=True)
-            self._save_container(prefix, part._buffers, names=True, tensors=True)
+            self._save_container(prefix, get_parameters(part), names=True, tensors=True)
+            self._save_container(prefix, get_buffers(part), names=True, tensors=True)
             self._save_container(prefix, vars(part), names=True)
             waiting += [
                 (f"{prefix}{n}", v)

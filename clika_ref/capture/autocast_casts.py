@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, optimization_hint
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from clika_ref.capture.composites import COMPOSITE_KEY, PYTHON_FORMS, SHAPE_ONLY_FORMS
+from clika_ref.capture.forms.composites import PYTHON_FORMS, SHAPE_ONLY_FORMS
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.operators import OpOverload, has_kernel, is_composite
+from clika_ref.torch_internals.tensors import FakeTensorMode, TorchDispatchMode
 
 AutocastRegion = tuple[Any, ...]
 """Device type, dtype, and whether autocast caches its casts."""
 
 CAST_OVERLOADS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
-OPAQUE_CALLS: dict[torch._ops.OpOverload, str] = {
+OPAQUE_CALLS: dict[OpOverload, str] = {
     **dict.fromkeys(SHAPE_ONLY_FORMS, "a recurrent network"),
     torch.ops.aten.bilinear.default: "a bilinear layer",
     torch.ops.aten._trilinear.default: "a trilinear product",
@@ -52,7 +52,7 @@ class _CastRecorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def find_cast_dtype(target: torch._ops.OpOverload, node: fx.Node, region: AutocastRegion) -> torch.dtype | None:
+def find_cast_dtype(target: OpOverload, node: fx.Node, region: AutocastRegion) -> torch.dtype | None:
     """Return the dtype that autocast casts the float operands of a call to, or None if it does not cast them.
 
     Autocast itself runs on fake tensors, because its lists of operators are not public.
@@ -71,13 +71,9 @@ def find_cast_dtype(target: torch._ops.OpOverload, node: fx.Node, region: Autoca
     return found[0] if found else None
 
 
-def has_inner_casts(target: torch._ops.OpOverload, node: fx.Node, region: AutocastRegion) -> bool:
+def has_inner_casts(target: OpOverload, node: fx.Node, region: AutocastRegion) -> bool:
     """Whether autocast leaves a call alone, but casts the operands of its inner calls."""
-    if (
-        target in OPAQUE_CALLS
-        or _has_autocast_kernel(target, region)
-        or not target.has_kernel_for_dispatch_key(COMPOSITE_KEY)
-    ):
+    if target in OPAQUE_CALLS or _has_autocast_kernel(target, region) or not is_composite(target):
         return False
     inside = _record_casts(target, node, region)
     return bool(inside) and inside != _record_casts(target, node, None)  # the others are the call's own
@@ -102,13 +98,13 @@ def make_autocast(region: AutocastRegion) -> torch.autocast:
     return torch.autocast(device, dtype=dtype)
 
 
-def _has_autocast_kernel(target: torch._ops.OpOverload, region: AutocastRegion) -> bool:
+def _has_autocast_kernel(target: OpOverload, region: AutocastRegion) -> bool:
     """Whether autocast has a kernel for the call itself, not only for its inner calls."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), f"Autocast{region[0].upper()}")
+    return has_kernel(target, f"Autocast{region[0].upper()}")
 
 
 def _record_casts(
-    target: torch._ops.OpOverload, node: fx.Node, region: AutocastRegion | None, *, of_operands: bool = False
+    target: OpOverload, node: fx.Node, region: AutocastRegion | None, *, of_operands: bool = False
 ) -> list[torch.dtype | None] | None:
     """Return the dtypes of the casts in a call, or None if it fails: some operands match only after autocast's casts.
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.inputs import CALIBRATION_BATCH, ForwardFn, ModelCall, check_iterable, is_array, make_call
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.trees import pytree
 
 ARGUMENT_NAME = "calibration_inputs"
 

@@ -33,6 +33,11 @@ class TracedCallable:
         """The signature of a call."""
         return inspect.signature(self.function)
 
+    @property
+    def is_forward(self) -> bool:
+        """Whether a call runs the ``forward`` of the module."""
+        return self.function == self.module.forward
+
     def with_explicit_arguments(self, arguments: Sequence[str]) -> TracedCallable:
         """Return a callable with an explicit parameter for each argument that ``**kwargs`` collects.
 
@@ -47,7 +52,7 @@ class TracedCallable:
     def as_module(self) -> Iterator[torch.nn.Module]:
         """Set the module's ``forward`` to the function while the context lasts."""
         module = self.module
-        if self.function == module.forward:
+        if self.is_forward:
             yield module
             return
         had = "forward" in module.__dict__

@@ -13,12 +13,11 @@ from typing import Any
 
 import sympy
 import torch
-from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from clika_ref.capture.origins import INSTALL_DIR_NAMES, format_line, is_user_file
 from clika_ref.capture.patching import patch_attributes
+from clika_ref.torch_internals.tracing import MAKE_DATA_DEPENDENT_ERROR, NON_STRICT_HANDLER
 
 _STDLIB_DIR = sysconfig.get_paths()["stdlib"]
 _SYMPY_DIR = str(Path(sympy.__file__).parent)
@@ -89,6 +88,13 @@ def is_model_file(file: str) -> bool:
     return is_user_file(file) and not is_standard and not file.startswith(_SYMPY_DIR)
 
 
+def find_calling_line(frame: FrameType | None) -> str:
+    """Return the innermost line of the model among a frame and its callers."""
+    while frame is not None and not is_model_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else format_line(frame.f_code.co_filename, frame.f_lineno)
+
+
 def _innermost_line(trace: TracebackType | None) -> str:
     line = ""
     while trace is not None:
@@ -102,8 +108,8 @@ def _innermost_line(trace: TracebackType | None) -> str:
 def record_trace_errors() -> Iterator[ErrorRecorder]:
     """Record PyTorch's errors about unknown values, and about failing calls, during a trace."""
     raised = ErrorRecorder()
-    handler, proxy = _NonStrictTorchFunctionHandler, torch.fx.Proxy
-    make = ShapeEnv._make_data_dependent_error
+    handler, proxy = NON_STRICT_HANDLER, torch.fx.Proxy
+    make = getattr(*MAKE_DATA_DEPENDENT_ERROR)
 
     def make_and_record(*args: Any, **kwargs: Any) -> Any:
         error = make(*args, **kwargs)
@@ -115,7 +121,7 @@ def record_trace_errors() -> Iterator[ErrorRecorder]:
     }
     watched |= {(proxy, name): raised.watch(_make_raising_method(name)) for name in CONVERSION_METHODS}
     watched[handler, "__torch_function__"] = raised.watch(handler.__torch_function__)
-    watched[ShapeEnv, "_make_data_dependent_error"] = make_and_record
+    watched[MAKE_DATA_DEPENDENT_ERROR] = make_and_record
     with patch_attributes(watched):
         yield raised
 

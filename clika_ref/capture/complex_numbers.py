@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
-from clika_ref.capture import fourier_transforms as fourier
-from clika_ref.capture.aliasing import find_written_storages
-from clika_ref.capture.saved_tensors import storage_id
+from clika_ref.capture import complex_functions as functions
+from clika_ref.capture.complex_functions import Complex, real_dtype, to_complex
+from clika_ref.capture.forms import fourier_transforms as fourier
+from clika_ref.torch_internals.operators import OpOverload
+from clika_ref.torch_internals.trees import pytree
 
 aten = torch.ops.aten
 
 Rule = Callable[..., Any]
 
-
-@dataclass(frozen=True, eq=False)
-class Complex:
-    """A complex tensor as its real and imaginary parts."""
-
-    real: Tensor
-    imag: Tensor
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Complex:
-        """Apply a linear function with real coefficients."""
-        return Complex(function(self.real), function(self.imag))
-
-
-def to_complex(value: Any) -> Complex:
-    """Return a complex or real tensor, or a number, as a pair."""
-    if isinstance(value, Complex):
-        return value
-    if isinstance(value, Tensor):
-        return Complex(value, torch.zeros_like(value))
-    return Complex(value.real, value.imag)
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the parts of a complex dtype, and real dtypes unchanged."""
-    return dtype.to_real() if dtype.is_complex else dtype
+INDEX_DTYPES = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64})
+"""The dtypes of indices and masks."""
 
 
 def _linear(target: Any) -> Rule:
@@ -61,13 +40,13 @@ def _linear(target: Any) -> Rule:
     return run
 
 
-def _joining(target: Any) -> Rule:
-    """Apply a call to both parts, with real tensors as complex ones."""
+def _joining(target: Any, indices: frozenset[torch.dtype] = frozenset({torch.bool})) -> Rule:
+    """Apply a call to both parts, with real tensors as complex ones, except those of the dtypes of indices."""
     apply = _linear(target)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         def widen(a: Any) -> Any:
-            return to_complex(a) if isinstance(a, Tensor) and a.dtype != torch.bool else a
+            return to_complex(a) if isinstance(a, Tensor) and a.dtype not in indices else a
 
         return apply(*pytree.tree_map(widen, args, is_leaf=lambda a: isinstance(a, Complex)), **kwargs)
 
@@ -76,87 +55,32 @@ def _joining(target: Any) -> Rule:
 
 def _bilinear(target: Any) -> Rule:
     """Apply a product, such as a matrix product, to all combinations of parts."""
-
-    def run(a: Any, b: Any, *rest: Any) -> Complex:
-        if not isinstance(a, Complex) and not isinstance(a, complex):
-            return to_complex(b).map(lambda part: target(part, a, *rest) if _is_number(a) else target(a, part, *rest))
-        if not isinstance(b, Complex) and not isinstance(b, complex):
-            return to_complex(a).map(lambda part: target(part, b, *rest))
-        x, y = to_complex(a), to_complex(b)
-        real = target(x.real, y.real, *rest) - target(x.imag, y.imag, *rest)
-        return Complex(real, target(x.real, y.imag, *rest) + target(x.imag, y.real, *rest))
-
-    return run
+    return functools.partial(functions.multiply_parts, target)
 
 
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, Tensor | Complex)
+def _einsum(equation: str, operands: Sequence[Any], **_options: Any) -> Complex:
+    """Contract the first two operands until one or two remain; the order of PyTorch's own is the same."""
+    terms, _, result = equation.replace(" ", "").partition("->")
+    names = terms.split(",")
+    if "->" not in equation:
+        letters = sorted(c for c in set(terms) if c.isalpha() and terms.count(c) == 1)
+        result = ("..." if "..." in terms else "") + "".join(letters)
+    remaining = list(operands)
+    while len(remaining) > 2:
+        read = "".join([*names[2:], result])
+        kept = dict.fromkeys(c for c in "".join(names[:2]) if c.isalpha() and c in read)
+        joined = ("..." if "..." in "".join(names[:2]) else "") + "".join(kept)
+        remaining[:2] = [_contract(f"{names[0]},{names[1]}->{joined}", *remaining[:2])]
+        names[:2] = [joined]
+    if len(remaining) == 1:
+        return remaining[0].map(lambda part: torch.einsum(equation, part))
+    return _contract(f"{names[0]},{names[1]}->{result}", *remaining)
 
 
-def _einsum(equation: str, operands: Any, **_: Any) -> Complex:
-    if len(operands) == 1:
-        return operands[0].map(lambda part: torch.einsum(equation, part))
-    if len(operands) > 2:
-        raise NotImplementedError("einsum of more than two operands. Write it as products of two")
-    return _bilinear(lambda a, b: torch.einsum(equation, a, b))(*operands)
-
-
-def _add(a: Any, b: Any, *, alpha: Any = 1) -> Complex:
-    x, y = to_complex(a), to_complex(b)
-    scaled = y.map(lambda part: part * alpha) if alpha != 1 else y
-    return Complex(x.real + scaled.real, x.imag + scaled.imag)
-
-
-def _subtract(a: Any, b: Any, *, alpha: Any = 1) -> Complex:
-    return _add(a, b, alpha=-alpha)
-
-
-def _multiply_conjugate(x: Complex) -> Complex:
-    return Complex(x.real, -x.imag)
-
-
-def _divide(a: Any, b: Any) -> Complex:
-    """``a / b = a conj(b) / |b|^2``."""
-    if not isinstance(b, Complex | complex):
-        return to_complex(a).map(lambda part: part / b)
-    y = to_complex(b)
-    square = y.real * y.real + y.imag * y.imag
-    return _bilinear(torch.mul)(a, _multiply_conjugate(y)).map(lambda part: part / square)
-
-
-def _abs(z: Complex) -> Tensor:
-    """``sqrt(re^2 + im^2)``, with the gradient 0 at 0."""
-    square = z.real * z.real + z.imag * z.imag
-    is_zero = square == 0
-    return square.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
-
-
-def _angle(z: Complex) -> Tensor:
-    return torch.atan2(z.imag, z.real)
-
-
-def _sgn(z: Complex) -> Complex:
-    size = _abs(z)
-    return z.map(lambda part: part / size.masked_fill(size == 0, 1))
-
-
-def _power(z: Any, exponent: Any) -> Complex:
-    if isinstance(exponent, int) and 0 <= exponent <= 8:
-        result: Any = to_complex(torch.ones_like(z.real))
-        for _ in range(exponent):
-            result = _bilinear(torch.mul)(result, z)
-        return result
-    if isinstance(exponent, int | float):
-        return _polar(_abs(z) ** exponent, _angle(z) * exponent)
-    raise NotImplementedError("a power with a tensor as exponent. Write it as exp(exponent * log(x))")
-
-
-def _polar(size: Tensor, angle: Tensor) -> Complex:
-    return Complex(size * angle.cos(), size * angle.sin())
-
-
-def _exp(z: Complex) -> Complex:
-    return _polar(z.real.exp(), z.imag)
+def _contract(equation: str, a: Any, b: Any) -> Any:
+    if not isinstance(a, Complex) and not isinstance(b, Complex):
+        return torch.einsum(equation, a, b)
+    return functions.multiply_parts(lambda x, y: torch.einsum(equation, x, y), a, b)
 
 
 def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -171,29 +95,36 @@ def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
     return x.map(lambda t: t.to(part)) if isinstance(x, Complex) else to_complex(x.to(part))
 
 
-def _fill_like(number: float) -> Rule:
-    def make(x: Any, *_: Any, **kwargs: Any) -> Any:
-        part = x.real if isinstance(x, Complex) else x
-        dtype = real_dtype(kwargs.get("dtype") or part.dtype)
-        return to_complex(torch.full_like(part, number, dtype=dtype))
-
-    return make
-
-
-def _creating(target: Any) -> Rule:
-    """Create a complex tensor of real numbers."""
+def _creating(target: Any, number: int | None = None) -> Rule:
+    """Create a complex tensor by a call whose last positional argument is the element, unless ``number`` is it."""
 
     def make(*args: Any, **kwargs: Any) -> Complex:
-        dtype = real_dtype(kwargs.get("dtype") or torch.get_default_dtype())
-        return to_complex(target(*args, **{**kwargs, "dtype": dtype}))
+        source = args[0] if args and isinstance(args[0], Tensor | Complex) else None
+        part = source.real if isinstance(source, Complex) else source
+        default = torch.get_default_dtype() if part is None else part.dtype
+        own = {**kwargs, "dtype": real_dtype(kwargs.get("dtype") or default)}
+        if part is not None:
+            args = (part, *args[1:])
+        if number is not None:
+            return to_complex(target(*args, **own))
+        *others, element = args
+        return Complex(target(*others, element.real, **own), target(*others, element.imag, **own))
 
     return make
 
 
-def _full(size: Any, number: Any, **kwargs: Any) -> Complex:
-    dtype = real_dtype(kwargs.get("dtype") or torch.complex64)
-    own = {**kwargs, "dtype": dtype}
-    return Complex(torch.full(size, number.real, **own), torch.full(size, number.imag, **own))
+def _fill(z: Any, value: Any) -> Complex:
+    x, number = to_complex(z), to_complex(value)
+    return Complex(aten.fill(x.real, number.real), aten.fill(x.imag, number.imag))
+
+
+def _copy(x: Any, source: Any, _non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002 - ATen's
+    """Return the source in the dtype of ``x``, in its own shape."""
+    return _to(source, _complex_dtype(x) if isinstance(x, Complex) else x.dtype)
+
+
+def _complex_dtype(z: Complex) -> torch.dtype:
+    return z.real.dtype.to_complex()
 
 
 def _masked_fill(z: Any, mask: Tensor, value: Any) -> Complex:
@@ -206,37 +137,70 @@ def _pad(z: Complex, pad: Sequence[int], value: Any = 0, *, mode: str = "constan
     return Complex(*(aten.pad(x, pad, mode, n) for x, n in zip((z.real, z.imag), numbers, strict=True)))
 
 
-def _multiply_add(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Complex:
-    product = _bilinear(torch.matmul)(a, b)
-    return _add(to_complex(bias).map(lambda part: part * beta), product, alpha=alpha)
+def _multiply_add(target: Any) -> Rule:
+    """``beta bias + alpha (a @ b)``."""
+
+    def run(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Complex:
+        own = to_complex(bias) if beta == 1 else functions.multiply(bias, beta)
+        return functions.add(own, functions.multiply_parts(target, a, b), alpha=alpha)
+
+    return run
 
 
 def _linear_layer(x: Any, weight: Any, bias: Any = None) -> Complex:
     transposed = weight.map(Tensor.t) if isinstance(weight, Complex) else weight.t()
-    product = _bilinear(torch.matmul)(x, transposed)
-    return product if bias is None else _add(product, bias)
+    product = functions.multiply_parts(torch.matmul, x, transposed)
+    return product if bias is None else functions.add(product, bias)
+
+
+def _lerp(start: Any, end: Any, weight: Any) -> Complex:
+    return functions.add(start, functions.multiply(functions.subtract(end, start), weight))
 
 
 LINEAR_CALLS = (
     *("alias", "as_strided", "clone", "contiguous", "cumsum", "detach", "diagonal", "expand"),
-    *("expand_as", "flatten", "flip", "gather", "index", "index_select", "lift_fresh_copy", "mean"),
+    *("expand_as", "flatten", "flip", "gather", "index", "index_select", "lift_fresh_copy", "mean", "nan_to_num"),
     *("movedim", "narrow", "neg", "permute", "repeat", "repeat_interleave", "reshape", "roll", "select"),
-    *("slice", "split", "split_with_sizes", "squeeze", "sum", "swapaxes", "t", "tile", "transpose", "unbind"),
+    *(
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "sum",
+        "swapaxes",
+        "t",
+        "take_along_dim",
+        "tile",
+        "transpose",
+        "unbind",
+    ),
     *("unflatten", "unfold", "unsqueeze", "view", "_unsafe_view", "chunk", "positive", "trace", "tril", "triu"),
 )
 """Calls that treat both parts alike."""
 
-JOINING_CALLS = ("cat", "stack", "where", "concat", "hstack", "vstack", "index_put", "slice_scatter", "select_scatter")
+JOINING_CALLS = ("cat", "stack", "where", "concat", "hstack", "vstack", "slice_scatter", "select_scatter")
 """Calls that treat both parts alike, and may combine complex and real tensors."""
 
 BILINEAR_CALLS = ("mul", "matmul", "mm", "bmm", "mv", "dot", "outer", "multiply")
 
+INDEXED_CALLS = ("index_put", "index_add", "index_copy", "scatter", "scatter_add")
+"""Calls that treat both parts alike, and take integer tensors as indices."""
+
+CREATING_CALLS = {
+    **dict.fromkeys(("full", "full_like", "new_full")),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty"), 0),
+}
+"""Calls that create tensors, and their element; None if it is an argument. Empty ones have any element."""
+
 RULES: Mapping[Any, Rule] = {
     **{getattr(aten, name): _linear(getattr(aten, name)) for name in LINEAR_CALLS if hasattr(aten, name)},
     **{getattr(aten, name): _joining(getattr(aten, name)) for name in JOINING_CALLS if hasattr(aten, name)},
+    **{getattr(aten, name): _joining(getattr(aten, name), INDEX_DTYPES) for name in INDEXED_CALLS},
     **{getattr(aten, name): _bilinear(getattr(aten, name)) for name in BILINEAR_CALLS},
-    aten._conj: _multiply_conjugate,
-    aten._conj_physical: _multiply_conjugate,
+    **{getattr(aten, name): _creating(getattr(aten, name), number) for name, number in CREATING_CALLS.items()},
+    aten._conj: functions.conjugate,
+    aten._conj_physical: functions.conjugate,
     aten._fft_c2c: lambda z, dim, norm, forward: Complex(
         *fourier.transform(z.real, z.imag, dim, norm, is_forward=forward)
     ),
@@ -245,40 +209,63 @@ RULES: Mapping[Any, Rule] = {
     ),
     aten._fft_r2c: lambda x, dim, norm, onesided: Complex(*fourier.transform_real(x, dim, norm, is_half=onesided)),
     aten._to_copy: _to,
-    aten.abs: _abs,
-    aten.add: _add,
-    aten.addmm: _multiply_add,
-    aten.angle: _angle,
+    aten.abs: functions.absolute,
+    aten.add: functions.add,
+    aten.addcdiv: lambda z, a, b, *, value=1: functions.add(z, functions.divide(a, b), alpha=value),
+    aten.addcmul: lambda z, a, b, *, value=1: functions.add(z, functions.multiply(a, b), alpha=value),
+    aten.addmm: _multiply_add(torch.matmul),
+    aten.addmv: _multiply_add(torch.matmul),
+    aten.angle: functions.angle,
+    aten.baddbmm: _multiply_add(torch.matmul),
     aten.complex: Complex,
-    aten.conj: _multiply_conjugate,
+    aten.conj: functions.conjugate,
     aten.constant_pad_nd: _pad,
-    aten.conj_physical: _multiply_conjugate,
-    aten.div: _divide,
+    aten.conj_physical: functions.conjugate,
+    aten.copy: _copy,
+    aten.cos: functions.of_rotated(functions.cosh, rotates_back=False),
+    aten.cosh: functions.cosh,
+    aten.div: functions.divide,
     aten.einsum: _einsum,
-    aten.exp: _exp,
-    aten.full: _full,
+    aten.eq: functions.is_equal,
+    aten.exp: functions.exp,
+    aten.expm1: functions.expm1,
+    aten.fill: _fill,
     aten.imag: lambda z: z.imag,
+    aten.isfinite: functions.is_each(torch.isfinite),
+    aten.isinf: functions.is_any(torch.isinf),
+    aten.isnan: functions.is_any(torch.isnan),
+    aten.lerp: _lerp,
     aten.linear: _linear_layer,
-    aten.log: lambda z: Complex(_abs(z).log(), _angle(z)),
+    aten.log: functions.log,
+    aten.log10: lambda z: functions.log(z, 10),
+    aten.log1p: functions.log1p,
+    aten.log2: lambda z: functions.log(z, 2),
     aten.masked_fill: _masked_fill,
-    aten.ones: _creating(torch.ones),
-    aten.ones_like: _fill_like(1),
+    aten.ne: functions.is_different,
     aten.pad: lambda z, pad, mode="constant", value=None: _pad(z, pad, value or 0, mode=mode),
-    aten.polar: _polar,
-    aten.pow: _power,
+    aten.polar: functions.polar,
+    aten.pow: functions.power,
     aten.real: lambda z: z.real if isinstance(z, Complex) else z,
-    aten.reciprocal: lambda z: _divide(1.0, z),
+    aten.reciprocal: lambda z: functions.divide(1.0, z),
     aten.resolve_conj: lambda z: z,
     aten.resolve_neg: lambda z: z,
-    aten.rsub: lambda a, b, alpha=1: _subtract(b, a, alpha=alpha),
-    aten.sgn: _sgn,
-    aten.square: lambda z: _bilinear(torch.mul)(z, z),
-    aten.sub: _subtract,
+    aten.rsqrt: lambda z: functions.divide(1.0, functions.sqrt(z)),
+    aten.rsub: lambda a, b, alpha=1: functions.subtract(b, a, alpha=alpha),
+    aten.sgn: functions.sign,
+    aten.sigmoid: functions.sigmoid,
+    aten.sin: functions.of_rotated(functions.sinh, rotates_back=True),
+    aten.sinh: functions.sinh,
+    aten.sqrt: functions.sqrt,
+    aten.square: lambda z: functions.multiply(z, z),
+    aten.std: functions.standard_deviation,
+    aten.sub: functions.subtract,
+    aten.tan: functions.of_rotated(functions.tanh, rotates_back=True),
+    aten.tanh: functions.tanh,
     aten.to: _to,
     aten.view_as_complex: lambda x: Complex(x.select(-1, 0), x.select(-1, 1)),
     aten.view_as_real: lambda z: torch.stack([z.real, z.imag], -1),
-    aten.zeros: _creating(torch.zeros),
-    aten.zeros_like: _fill_like(0),
+    aten.var: functions.variance,
+    aten.zero: _creating(aten.zeros_like, 0),
 }
 """The rule of each ATen call: its arguments and results, with pairs of real tensors instead of complex ones."""
 
@@ -295,27 +282,36 @@ def _list_fakes(node: fx.Node) -> list[Tensor]:
 
 
 def has_complex_calls(program: fx.GraphModule) -> bool:
-    """Whether a program has calls on complex tensors, none of which it writes in place."""
-    calls = [
-        node
+    """Whether a program has calls on complex tensors."""
+    return any(
+        is_complex_call(node)
         for module in program.modules()
         if isinstance(module, fx.GraphModule)
         for node in module.graph.nodes
-        if is_complex_call(node)
-    ]
-    fakes = [f for node in calls for f in _list_fakes(node)]
-    if not fakes:
-        return False
-    return {storage_id(f) for f in fakes if f.is_complex()}.isdisjoint(find_written_storages(program))
+    )
 
 
-def pair_call(node: fx.Node, operands: Sequence[fx.Node]) -> tuple[Callable[..., list[Tensor]], list[Any]]:
-    """Return a call as a function of real operands, and their fake values: two for each complex operand.
+@dataclass(frozen=True)
+class ComplexCall:
+    """A call on complex tensors, in its functional form."""
+
+    target: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def rule(self) -> Rule | None:
+        """Its rule, if there is one."""
+        return RULES.get(self.target.overloadpacket)
+
+
+def pair_call(call: ComplexCall, operands: Sequence[fx.Node]) -> tuple[Callable[..., list[Tensor]], list[Any]]:
+    """Return a call with a rule as a function of real operands, and their fake values: two for each complex operand.
 
     The function returns two tensors for each complex result.
     """
-    target: Any = node.target
-    rule = RULES[target.overloadpacket]
+    rule = call.rule
+    assert rule is not None
     fakes = [part for n in operands for part in _split_fake(n.meta["val"])]
 
     def run(*values: Any) -> list[Tensor]:
@@ -323,7 +319,7 @@ def pair_call(node: fx.Node, operands: Sequence[fx.Node]) -> tuple[Callable[...,
         given: dict[fx.Node, Any] = {
             n: Complex(next(remaining), next(remaining)) if is_complex(n) else next(remaining) for n in operands
         }
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: given.get(n, n.meta.get("val")))
+        args, kwargs = fx.map_arg((call.args, call.kwargs), lambda n: given.get(n, n.meta.get("val")))
         results = rule(*args, **kwargs)
         return [part for r in (results if isinstance(results, tuple | list) else [results]) for part in _split(r)]
 

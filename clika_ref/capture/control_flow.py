@@ -16,6 +16,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import Symbol, SymbolSource, is_symbolic
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.tensors import FakeTensor
 
 OWN_PREFIXES = ("clika.", "constants.")
 """Prefixes of constants that no module owns."""
@@ -97,7 +98,7 @@ class ControlFlowImporter(Importer):
         if len(self.unsupported) > known:
             raise ModelError("calls inside it could not be imported")
         read = [i for i in range(len(call.inputs)) if i < call.varying or any(b.reads(i) for b in bodies)]
-        sizes = _declare_symbols([body.select_inputs(read) for body in bodies])
+        sizes = declare_body_symbols([body.select_inputs(read) for body in bodies])
         operands = [*call.leading, *(call.inputs[i] for i in read), *sizes]
         fakes = node.meta["val"]
         types = [self._result_type(fake) for fake in fakes]
@@ -128,6 +129,7 @@ class ControlFlowImporter(Importer):
         body = self.graph.new_body(name)
         inner = self.for_body(body)
         inner.aliases.track(program)
+        _reject_traced_constants(name, program)
         placeholders = program.graph.find_nodes(op="placeholder")
         values = [
             inner._declare_input(placeholder, None if i < call.varying else entry)
@@ -188,6 +190,13 @@ class ControlFlowImporter(Importer):
         return self.builder()("full", size=(), fill_value=entry, dtype=type_.dtype, types=(type_,))
 
 
+def _reject_traced_constants(name: str, program: fx.GraphModule) -> None:
+    """Reject a body that contains a traced tensor as a constant, which no input replaces."""
+    for node in program.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(program, str(node.target), None), FakeTensor):
+            raise ModelError(f"{name} reads a tensor from outside that is no operand. Pass it as an operand.")
+
+
 def _name_modules(body: Graph) -> None:
     """Set the module paths of layers by the names of their weights, as traces of bodies do not contain them."""
     for node in body.nodes:
@@ -214,7 +223,7 @@ class _TracedBody:
         return self.graph
 
 
-def _declare_symbols(bodies: Sequence[Graph]) -> list[sympy.Symbol]:
+def declare_body_symbols(bodies: Sequence[Graph]) -> list[sympy.Symbol]:
     """Declare the symbols of bodies by their inputs; return those that need a further input, added to all bodies."""
     found = [_list_symbols(body) for body in bodies]
     passed: dict[str, sympy.Symbol] = {}

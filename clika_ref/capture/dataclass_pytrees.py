@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from torch.utils import _pytree as pytree
+from clika_ref.torch_internals.trees import get_node_type, pytree
 
 AttributeNames = list[list[str]]
 """Attribute names of one object: those with a value, and those that are None."""
@@ -34,7 +34,7 @@ def iter_leaves_with_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tu
     Classes may be registered without the keys of their children, as those of diffusers: mappings then give their own
     keys, and others indices.
     """
-    node = pytree.SUPPORTED_NODES.get(pytree._get_node_type(value))
+    node = pytree.SUPPORTED_NODES.get(get_node_type(value))
     if node is None:
         yield path, value
         return

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.capture.aten_schemas import METADATA_MUTATIONS, find_written_arguments
 from clika_ref.capture.attribute_snapshot import AttributeSnapshot, can_assign
@@ -24,6 +23,10 @@ from clika_ref.capture.state import WrittenAttributesError, collect_state, find_
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ModelError
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.modules import get_buffers
+from clika_ref.torch_internals.operators import OpOverload, get_schema
+from clika_ref.torch_internals.tensors import TorchDispatchMode, is_any_autocast_enabled
+from clika_ref.torch_internals.trees import pytree
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,28 @@ class EagerRun:
     """Whether the model ran twice, because it has autocast regions."""
 
 
+MISSING_HISTORY_ERROR = "does not require grad"
+"""A part of PyTorch's error about a model that differentiates itself while no gradients are recorded."""
+
+
 def run_eager(callee: TracedCallable, call: ModelCall) -> EagerRun:
-    """Run a model on a call.
+    """Run a model on a call, without recording gradients unless it differentiates itself.
 
     Raises:
         ModelError: the model replaces the ``.data`` of a parameter or buffer. Or the next call reads an attribute that
             it changed, or a buffer that it rebound to another shape or dtype.
         WrittenAttributesError: the model writes to tensors that could be buffers.
     """
+    try:
+        return _run_recorded(callee, call, keeps_history=False)
+    except RuntimeError as error:
+        if not torch.is_grad_enabled() or MISSING_HISTORY_ERROR not in str(error):
+            raise
+    return _run_recorded(callee, call, keeps_history=True)
+
+
+def _run_recorded(callee: TracedCallable, call: ModelCall, *, keeps_history: bool) -> EagerRun:
+    """Run a model on a call, with gradients if ``keeps_history``."""
     recorder = _WriteRecorder(callee.module)
     with (
         release_freed_memory(),
@@ -82,18 +99,20 @@ def run_eager(callee: TracedCallable, call: ModelCall) -> EagerRun:
         torch.no_grad(),
         recorder.undo_on_exit(),
     ):
-        with _record_autocast_regions() as entered:
+        with _record_autocast_regions() as entered, torch.set_grad_enabled(keeps_history):
             run = _compute_results(module, call, recorder)
-        if entered or torch._C._is_any_autocast_enabled():
+        if entered or is_any_autocast_enabled():
             before.restore()
             recorder.undo()
-            run = replace(_compute_results(module, call, contextlib.nullcontext()), is_rerun=True)
+            history = torch.set_grad_enabled(keeps_history)
+            run = replace(_compute_results(module, call, history), is_rerun=True)
         recorder.check_own_data()
         state, unfit = recorder.state(before), recorder.unfit()
         if tensors := find_attribute_tensors(callee.module, before.find_new_elements()):
             raise WrittenAttributesError(tensors)
         changed = [*before.attributes.find_changes(), *before.find_writes()]
-        if (unfit or changed) and _depends_on_attributes(before, callee, module, call):
+        first = None if state else run
+        if (unfit or changed) and _depends_on_attributes(before, callee, module, call, first):
             raise ModelError(_make_unfit_message(unfit) if unfit else _make_changed_message(callee, changed))
         return replace(run, state=state, changed=tuple(changed), unfit=unfit)
 
@@ -129,12 +148,13 @@ def _record_autocast_regions() -> Iterator[list[torch.autocast]]:
 
 
 def _depends_on_attributes(
-    before: ModuleSnapshot, callee: TracedCallable, module: torch.nn.Module, call: ModelCall
+    before: ModuleSnapshot, callee: TracedCallable, module: torch.nn.Module, call: ModelCall, first: EagerRun | None
 ) -> bool:
     """Whether a second call returns other results with the attributes of the first call than with the original ones.
 
     If not, they are caches, and a graph computes them again. Parameters and buffers have the values of the second call
-    in both runs, as a graph keeps their changes, except for values that no state can hold.
+    in both runs, as a graph keeps their changes, except for values that no state can hold. ``first`` is the first call
+    if it changed none of these: a second one with the same results needs no run with the original attributes.
     """
 
     def rerun() -> EagerRun:
@@ -144,11 +164,17 @@ def _depends_on_attributes(
 
     try:
         found = rerun()
+        if first is not None and _has_same_results(first, found):
+            return False
         before.restore(state=False)
         fresh = rerun()
     except Exception:  # noqa: BLE001 - a model may raise anything, such as on a shape mismatch
         return True
-    return found.structure != fresh.structure or bool(describe_differences(fresh.leaves, found.leaves))
+    return not _has_same_results(fresh, found)
+
+
+def _has_same_results(run: EagerRun, other: EagerRun) -> bool:
+    return run.structure == other.structure and not describe_differences(run.leaves, other.leaves)
 
 
 def _make_unfit_message(unfit: str) -> str:
@@ -183,6 +209,26 @@ def disable_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
+FAST_PATH_WARNING = (
+    "nn.TransformerEncoder returns zeros at padded positions in eval mode without gradients. The compiled module "
+    "returns what it computes there, as eager does with gradients. Leave them out before you reduce over positions."
+)
+"""The difference between a compiled ``nn.TransformerEncoder`` and eager."""
+
+
+def find_fast_path_difference(callee: TracedCallable, call: ModelCall, run: EagerRun) -> list[str]:
+    """Return a warning if eager, without gradients, returns other results than its run: see `disable_fast_path`."""
+    has_fast_path = any(isinstance(part, torch.nn.TransformerEncoderLayer) for part in callee.module.modules())
+    if not has_fast_path or callee.module.training or not torch.backends.mha.get_fastpath_enabled():
+        return []
+    copy = call.copy()
+    with callee.as_module() as module, preserve_module(callee), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
+        with call_without_dynamo():
+            fast = EagerRun(*pytree.tree_flatten(module(*copy.args, **copy.kwargs)))
+    return [] if _has_same_results(run, fast) else [FAST_PATH_WARNING]
+
+
 @contextlib.contextmanager
 def isolate_writes(module: torch.nn.Module) -> Iterator[None]:
     """Make calls with gradients write to copies of buffers, and undo their writes to parameters.
@@ -192,7 +238,8 @@ def isolate_writes(module: torch.nn.Module) -> Iterator[None]:
     """
     recorder = _WriteRecorder(module)
     for part in module.modules():
-        part._buffers.update({n: b.detach().clone() for n, b in part._buffers.items() if b is not None})
+        buffers = get_buffers(part)
+        buffers.update({n: b.detach().clone() for n, b in buffers.items() if b is not None})
     with recorder.undo_on_exit(), call_without_dynamo(), recorder:
         yield
 
@@ -223,7 +270,7 @@ class _WriteRecorder(TorchDispatchMode):
             self._watched.setdefault(storage_id(parameter), []).append((name, parameter.detach()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and func not in METADATA_MUTATIONS:
+        if isinstance(func, OpOverload) and get_schema(func).is_mutable and func not in METADATA_MUTATIONS:
             for written in pytree.tree_leaves(find_written_arguments(func, args, kwargs or {})):
                 for name, data in self._watched.pop(storage_id(written), ()):
                     self._written.add(name)

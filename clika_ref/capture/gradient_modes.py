@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._export.passes import replace_set_grad_with_hop_pass as gradient_pass
-from torch.amp.autocast_mode import _enter_autocast
-from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.torch_internals.operators import set_grad_enabled
+from clika_ref.torch_internals.tracing import APPLY_AUTOGRAD_FUNCTION, ENTER_AUTOCAST, FIND_FIRST_MODE_CHANGE
 
 
 @contextlib.contextmanager
@@ -45,13 +44,12 @@ def _find_regions_in_autocast() -> Iterator[None]:
     """Make export see no_grad regions inside autocast regions, since it does not detect their start."""
     # Export splits a graph at each mode change, and detects a region by the first call of a part. Inside autocast, each
     # part starts by entering autocast again, so skip that call.
-    own: Any = gradient_pass
-    first = own.nodes_first
+    first = getattr(*FIND_FIRST_MODE_CHANGE)
 
     def skip_autocast_entry(nodes: Any, is_meant: Callable[[fx.Node], bool]) -> fx.Node | None:
-        return first(nodes, lambda node: is_meant(node) and node.target is not _enter_autocast)
+        return first(nodes, lambda node: is_meant(node) and node.target is not ENTER_AUTOCAST)
 
-    with patch_attributes({(own, "nodes_first"): skip_autocast_entry}):
+    with patch_attributes({FIND_FIRST_MODE_CHANGE: skip_autocast_entry}):
         yield
 
 
@@ -77,13 +75,13 @@ def _inline_autograd_functions() -> Iterator[None]:
             within.pop()
 
     def skip_or_record(tracing: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._C._set_grad_enabled and (within or args[0] == torch.is_grad_enabled()):
+        if func is set_grad_enabled and (within or args[0] == torch.is_grad_enabled()):
             return func(*args)
         return note(tracing, func, types, args, kwargs)
 
     with patch_attributes(
         {
-            (_SingleLevelFunction, "apply"): classmethod(only_in_this_thread(apply_inline, _call_apply)),
+            APPLY_AUTOGRAD_FUNCTION: classmethod(only_in_this_thread(apply_inline, _call_apply)),
             (PreDispatchTorchFunctionMode, "__torch_function__"): only_in_this_thread(skip_or_record, note),
         }
     ):
@@ -91,5 +89,5 @@ def _inline_autograd_functions() -> Iterator[None]:
 
 
 def _call_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    inherited: Any = super(_SingleLevelFunction, cls)
+    inherited: Any = super(APPLY_AUTOGRAD_FUNCTION[0], cls)
     return inherited.apply(*args, **kwargs)

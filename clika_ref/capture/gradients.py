@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, saved_tensors_hooks
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.caught_errors import is_model_frame
@@ -22,6 +21,9 @@ from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory_limits import release_freed_memory
 from clika_ref.capture.origins import format_line
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.torch_internals.modules import has_backward_hooks, has_gradient_hooks
+from clika_ref.torch_internals.tracing import get_autograd_function
+from clika_ref.torch_internals.trees import pytree
 
 DIFFERENTIATING_MODULES = ("torch.utils.checkpoint", "torch._higher_order_ops")
 """Modules whose backward is that of the calls in the forward, so that a trace loses nothing."""
@@ -46,7 +48,7 @@ def find_custom_gradients(callee: TracedCallable, call: ModelCall) -> list[str]:
     for given in (call,) if shorter is call else (shorter, call):
         with contextlib.suppress(Exception):  # a model may raise anything; an untrainable one loses nothing
             nodes = _find_function_calls(callee, given)
-            found = {type(node)._forward_cls: None for node in nodes}  # type: ignore[attr-defined]
+            found = {get_autograd_function(node): None for node in nodes}
             return [_make_warning(cls) for cls in found if not cls.__module__.startswith(DIFFERENTIATING_MODULES)]
     return []
 
@@ -128,9 +130,9 @@ def find_lost_hooks(callee: TracedCallable) -> list[str]:
     Parameters keep their hooks in the compiled module, unless it gets copies, which have none.
     """
     called = {name or callee.name: m for name, m in callee.module.named_modules()}
-    modules = [name for name, m in called.items() if m._backward_hooks or m._backward_pre_hooks]
+    modules = [name for name, m in called.items() if has_backward_hooks(m)]
     copied = callee.module.named_parameters() if callee.is_preserved else ()
-    parameters = [n for n, p in copied if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)]
+    parameters = [n for n, p in copied if has_gradient_hooks(p)]
     texts = [
         (modules, "register them on its parameters"),
         (parameters, "register them on the parameters of the compiled module"),
@@ -184,7 +186,7 @@ def record_gradient_queries() -> Iterator[GradientQueries]:
     replacements[tensor, "is_inference"] = asked.watch(tensor.is_inference, _GRADIENT_FUNCTIONS["is_inference"])
     functions = {getattr(torch, name): about for name, about in _GRADIENT_FUNCTIONS.items()}
     watching = {id(function): asked.watch(function, about) for function, about in functions.items()}
-    replacements |= {(module, name): watching[found] for module, name, found in _find_names(watching)}
+    replacements |= {(module, name): watching[found] for module, name, found in find_names(watching)}
     with patch_attributes(replacements):
         yield asked
 
@@ -204,11 +206,14 @@ _GRADIENT_FUNCTIONS = {
 """Functions of PyTorch that depend on gradient state, and their description in warnings."""
 
 
-def _find_names(ids: Container[int]) -> Iterator[tuple[ModuleType, str, int]]:
+def find_names(ids: Iterable[int]) -> Iterator[tuple[ModuleType, str, int]]:
     """Yield the modules and names that functions are bound to, in PyTorch and in modules that import them from it."""
+    wanted = frozenset(ids)
     for module in [*sys.modules.values()]:
-        if type(module) is ModuleType:  # other types may import on attribute access
-            yield from ((module, name, id(value)) for name, value in [*vars(module).items()] if id(value) in ids)
+        if type(module) is not ModuleType:  # other types may import on attribute access
+            continue
+        if not wanted.isdisjoint(map(id, [*vars(module).values()])):  # far faster than a loop over the names
+            yield from ((module, name, id(value)) for name, value in [*vars(module).items()] if id(value) in wanted)
 
 
 def _record_lines(function: Callable[..., Any], text: str, texts: dict[str, None]) -> Callable[..., Any]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import operator as python_operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.aliasing import AliasTracker, TracedTensor
 from clika_ref.capture.aten_schemas import (
     METADATA_MUTATIONS,
+    RESIZING_CALLS,
     SKIPPED_CALLS,
     find_functional_overload,
+    find_resized_view,
     find_squeezed_dims,
     find_written_arguments,
     has_failed,
@@ -29,8 +29,16 @@ from clika_ref.capture.autocast_casts import (
     find_cast_dtype,
     has_inner_casts,
 )
-from clika_ref.capture.complex_numbers import has_complex_calls, is_complex, is_complex_call, real_dtype
-from clika_ref.capture.decomposition import KERNEL_FORMS, UNDECLARED_REASON, batch_region, decompose, split_parts
+from clika_ref.capture.complex_entries import ComplexEntry, list_parts, split_complex, view_as_real
+from clika_ref.capture.complex_numbers import ComplexCall, has_complex_calls, is_complex, is_complex_call
+from clika_ref.capture.decomposition import (
+    KERNEL_FORMS,
+    STATISTICS_CALLS,
+    UNDECLARED_REASON,
+    batch_region,
+    decompose,
+    split_parts,
+)
 from clika_ref.capture.messages import UnsupportedCall
 from clika_ref.capture.origins import origin_of
 from clika_ref.capture.size_functions import DYNAMIC_OVERLOADS
@@ -44,10 +52,12 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
 from clika_ref.core.types import Origin, TensorType
+from clika_ref.torch_internals.operators import HigherOrderOperator, OpOverload, get_schema
+from clika_ref.torch_internals.trees import pytree
 
 aten = torch.ops.aten
 
-OperatorFallback = Callable[[torch._ops.OpOverload], Operator | None]
+OperatorFallback = Callable[[OpOverload], Operator | None]
 """Finds an operator for an ATen call that no plugin declares (torchlib), or None."""
 
 NO_OPERATOR_REASON = f"{UNDECLARED_REASON} and PyTorch no decomposition"
@@ -55,14 +65,6 @@ NO_OPERATOR_REASON = f"{UNDECLARED_REASON} and PyTorch no decomposition"
 
 STATISTICS_UPDATES = {3: "running_mean_update", 4: "running_var_update"}
 """Operators that update the running statistics, by their positions among operands of batch_norm and instance_norm."""
-
-
-@dataclass(frozen=True)
-class ComplexEntry:
-    """The entries of the real and imaginary parts of a complex tensor."""
-
-    real: Any
-    imag: Any
 
 
 class Importer:
@@ -91,6 +93,8 @@ class Importer:
         self.autocast = surrounding_autocast() or None  # see `Signature.autocast`
         self.splits_complex = False
         """Whether complex tensors become pairs of real ones."""
+        self._decomposed: list[tuple[OpOverload, bool]] = []
+        """The calls whose decompositions are being imported, and whether they are complex."""
         self._no_grad_inputs: list[Any] = []
         """The inputs of the current no_grad region."""
 
@@ -157,9 +161,9 @@ class Importer:
             return tuple(map(self.table.translate, node.all_input_nodes[0].meta["val"].shape))
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
             return self._import_number(node, fake)
-        if isinstance(target, torch._ops.HigherOrderOperator):
+        if isinstance(target, HigherOrderOperator):
             return self._import_region(node, target)
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, OpOverload):
             raise ModelError(f"no operator is declared for {target}")
         if self.splits_complex and is_complex_call(node):
             return self._import_complex(node, target)
@@ -169,13 +173,19 @@ class Importer:
             return self._entries(node.all_input_nodes[0])
         if target in METADATA_MUTATIONS:
             return self._import_metadata_mutation(node, METADATA_MUTATIONS[target], args, kwargs)
+        if target in RESIZING_CALLS:
+            view, sizes = find_resized_view(node)
+            numbers = (tuple(map(self.table.translate, own)) for own in sizes)
+            return self._import_metadata_mutation(node, view, (args[0], *numbers), {})
+        if target in STATISTICS_CALLS:
+            return self._import_decomposition(node, target, None)
         written = find_written_arguments(target, args, kwargs)
         if written:
             return self._write(node, target, args, kwargs, written)
         return self._import_functional(node, target, args, kwargs)
 
     def _import_functional(
-        self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, *, is_written: bool = False
+        self, node: fx.Node, target: OpOverload, args: Any, kwargs: Any, *, is_written: bool = False
     ) -> Any:
         if target is aten.as_strided.default and not is_contiguous_at_start(node.args[0]):
             raise ModelError(
@@ -189,7 +199,7 @@ class Importer:
         if fill is not None:
             fake = node.meta["val"]
             return self.aliases.root(self._cast_and_expand(fill, self._make_type(fake, fake.dtype)), fake)
-        op = self.registry.operator_for(target) or self.fallback(target)
+        op = self._find_operator(target)
         within = (
             self._autocast if self._autocast is not None and has_inner_casts(target, node, self._autocast) else None
         )
@@ -242,7 +252,7 @@ class Importer:
 
     # Writes
 
-    def _import_metadata_mutation(self, node: fx.Node, view: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+    def _import_metadata_mutation(self, node: fx.Node, view: OpOverload, args: Any, kwargs: Any) -> Any:
         """Import a call that turns a tensor into a view of its memory in place: the tensor's entry becomes the view."""
         entry = self._import_functional(node, view, args, kwargs)
         if view is not aten.detach.default and any(args[0] is outer for outer in self._no_grad_inputs):
@@ -250,7 +260,7 @@ class Importer:
         self._env[node.all_input_nodes[0]] = entry
         return entry
 
-    def _write(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
+    def _write(self, node: fx.Node, target: OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
         if not all(isinstance(destination, TracedTensor) for destination in written):
             raise ModelError(f"{target} writes to a value that is not a tensor of the graph")
         if target.overloadpacket is aten.copy_:
@@ -260,12 +270,16 @@ class Importer:
             with self._use_regions(None, self._no_grad_inputs):  # autocast does not cast in-place calls
                 made = self._import_functional(node, pure, args, kwargs, is_written=True)
         for destination, entry in zip(written, made if isinstance(made, list) else [made], strict=False):
-            old = self.value_of(destination)
-            new = self._cast_and_expand(self.value_of(entry), old.type)
-            if _is_differentiable(old.type) and self._is_outside_no_grad(destination):
-                new = self.builder()("overwritten", new, old, types=(old.type,))
-            self.aliases.write(destination, new)
+            self._overwrite(destination, self.value_of(entry))
         return written[0] if len(written) == 1 else written
+
+    def _overwrite(self, destination: TracedTensor, value: Value) -> None:
+        """Write a value to a tensor, in its dtype and shape."""
+        old = self.value_of(destination)
+        new = self._cast_and_expand(value, old.type)
+        if _is_differentiable(old.type) and self._is_outside_no_grad(destination):
+            new = self.builder()("overwritten", new, old, types=(old.type,))
+        self.aliases.write(destination, new)
 
     def _is_outside_no_grad(self, entry: TracedTensor | None) -> bool:
         """Whether a tensor, or a base of it, existed before the current no_grad region."""
@@ -302,7 +316,7 @@ class Importer:
         if target.name() == "wrap_with_set_grad_enabled":
             enabled, inner, *operands = args
             detached = not enabled
-            unrecorded = operands if detached else []
+            unrecorded = list_parts(operands) if detached else []
         elif target.name() == "wrap_with_autocast":
             kind, dtype, enabled, cache, inner, *operands = args
             if kind == autocast_device_type(self.device):
@@ -319,7 +333,7 @@ class Importer:
         if not detached:
             return results
         outer = set(map(id, unrecorded))  # these keep their history, even if they are written to
-        return tuple(r if id(r) in outer else self._detach(r) for r in results)
+        return tuple(r if id(list_parts([r])[0]) in outer else self._detach(r) for r in results)
 
     @contextlib.contextmanager
     def _use_regions(self, region: AutocastRegion | None, unrecorded: list[Any]) -> Iterator[None]:
@@ -367,17 +381,27 @@ class Importer:
         except ClikaError as error:
             self._add_unsupported(node, str(error))
 
-    def _import_decomposition(self, node: fx.Node, target: torch._ops.OpOverload, region: AutocastRegion | None) -> Any:
+    def _import_decomposition(self, node: fx.Node, target: OpOverload, region: AutocastRegion | None) -> Any:
         """Import a call as its decomposition; with a region, including the casts of its inner calls."""
-        found = decompose(node, target, region)
+        call = target, is_complex_call(node)
+        found = None if call in self._decomposed else decompose(node, target, region)
         if found is None:
             raise ModelError(NO_OPERATOR_REASON)
         program, operands = found
         entries = list(map(self._entries, operands))
-        with self._split_inside(program, node):
+        with self._split_inside(program, node), self._mark_decomposed(call):
             is_cast = region is not None or target in KERNEL_FORMS
             results = self._inline_calls(node, program, entries, is_cast=is_cast)
         return self._adopt_results(results, node.meta["val"], [n.meta["val"] for n in operands])
+
+    @contextlib.contextmanager
+    def _mark_decomposed(self, call: tuple[OpOverload, bool]) -> Iterator[None]:
+        """Let no decomposition inside that of a call contain the call again, which would not end."""
+        self._decomposed.append(call)
+        try:
+            yield
+        finally:
+            self._decomposed.pop()
 
     @contextlib.contextmanager
     def _split_inside(self, program: fx.GraphModule, node: fx.Node) -> Iterator[None]:
@@ -389,50 +413,71 @@ class Importer:
         finally:
             self.splits_complex = before
 
-    def _import_complex(self, node: fx.Node, target: torch._ops.OpOverload) -> Any:
+    def _import_complex(self, node: fx.Node, target: OpOverload) -> Any:
         """Import a call on complex tensors as calls on their parts."""
-        found = split_parts(node, target)
-        if found is None:
-            return self._import_decomposition(node, target, None)
-        program, operands = found
-        entries = [e for n in operands for e in (self._parts_of(n) if is_complex(n) else [self._entries(n)])]
-        remaining = iter(self._inline_calls(node, program, entries))
-        fakes, known = node.meta["val"], [n.meta["val"] for n in operands]
+        written = find_written_arguments(target, node.args, node.kwargs)
+        if target in METADATA_MUTATIONS:
+            entry = self._import_parts(node, ComplexCall(METADATA_MUTATIONS[target], node.args, node.kwargs))
+            self._env[node.all_input_nodes[0]] = entry
+            return entry
+        if written:
+            return self._write_complex(node, target, written)
+        call = ComplexCall(target, node.args, node.kwargs)
+        return self._import_decomposition(node, target, None) if call.rule is None else self._import_parts(node, call)
+
+    def _import_parts(self, node: fx.Node, call: ComplexCall) -> Any:
+        """Import a call that does not write; the results have the memory that the trace shows."""
+        parts, operands = self._inline_parts(node, call)
+        fakes, known, remaining = node.meta["val"], [n.meta["val"] for n in operands], iter(parts)
 
         def take(fake: torch.Tensor) -> Any:
             if fake.is_complex():
-                return ComplexEntry(next(remaining), next(remaining))
+                return ComplexEntry(*self.aliases.adopt_parts([next(remaining), next(remaining)], fake, known))
             return self.aliases.adopt_result(next(remaining), fake, known)
 
         return tuple(map(take, fakes)) if isinstance(fakes, tuple | list) else take(fakes)
 
-    def _parts_of(self, node: fx.Node) -> list[Any]:
+    def _inline_parts(self, node: fx.Node, call: ComplexCall) -> tuple[Sequence[Any], list[fx.Node]]:
+        """Import a call on the parts of its operands; return the entries of its results' parts, and the operands."""
+        found = split_parts(node, call)
+        if found is None:
+            raise ModelError(NO_OPERATOR_REASON)
+        program, operands = found
+        owners = [n for n in operands for _ in range(2 if is_complex(n) else 1)]
+        entries = [e for n in operands for e in (self._parts_of(n) if is_complex(n) else [self._entries(n)])]
+        self.aliases.track_parts(program, [n.meta["val"] for n in owners])
+        return self._inline_calls(node, program, entries), operands
+
+    def _write_complex(self, node: fx.Node, target: OpOverload, written: Sequence[fx.Node]) -> Any:
+        """Import an in-place call with complex tensors as writes to the parts."""
+        if target.overloadpacket is aten.copy_:
+            call = ComplexCall(aten.copy.default, node.args, node.kwargs)
+        else:
+            call = ComplexCall(*find_functional_overload(target, node.args, dict(node.kwargs)))
+        with self._use_regions(None, self._no_grad_inputs):
+            remaining = iter(self._inline_parts(node, call)[0])
+        for destination in written:
+            for part in self._parts_of(destination) if is_complex(destination) else [self._entries(destination)]:
+                self._overwrite(part, self.value_of(next(remaining)))
+        entries = tuple(map(self._entries, written))
+        return entries[0] if len(entries) == 1 else entries
+
+    def _parts_of(self, node: fx.Node) -> tuple[TracedTensor, TracedTensor]:
         """Return the entries of the parts of a complex tensor; a constant is split at its first use."""
         entry = self._entries(node)
         if not isinstance(entry, ComplexEntry):
-            entry = self._env[node] = self.split_complex(self.view_as_real(self.value_of(entry)))
-        return [entry.real, entry.imag]
+            entry = self._env[node] = split_complex(self.view_as_real(entry), self.builder())
+        return entry.real, entry.imag
 
-    def view_as_real(self, value: Value) -> Value:
-        """Return a complex value as a real one whose last dim of size 2 holds the parts."""
-        overload = aten.view_as_real.default
-        op = self.registry.operator_for(overload) or self.fallback(overload)
+    def view_as_real(self, entry: TracedTensor) -> TracedTensor:
+        """Return a complex tensor as a real one whose last dim of size 2 holds the parts."""
+        op = self._find_operator(aten.view_as_real.default)
         assert op is not None
-        made = TensorType(real_dtype(value.type.dtype), (*value.type.shape, 2))
-        call = op.convert_call(overload, value)
-        return self.graph.insert(Node(op, tuple(call.operands), call.attrs, self.origin), [made]).output
+        return view_as_real(entry, op, self.builder())
 
-    def split_complex(self, value: Value) -> ComplexEntry:
-        """Return the entry of a complex tensor from a real value whose last dim holds the parts."""
-        build, part = self.builder(), TensorType(value.type.dtype, value.type.shape[:-1])
-        parts = [build("select", value, dim=-1, index=i, types=(part,)) for i in range(2)]
-        return ComplexEntry(*map(TracedTensor, parts))
-
-    def join_complex(self, entry: ComplexEntry) -> Value:
-        """Return the parts of a complex tensor as one real value, with a last dim of size 2."""
-        parts = [self.value_of(part) for part in (entry.real, entry.imag)]
-        joined = TensorType(parts[0].type.dtype, (*parts[0].type.shape, 2))
-        return self.builder()("stack", *parts, dim=-1, types=(joined,))
+    def _find_operator(self, overload: OpOverload) -> Operator | None:
+        """Return the operator of an ATen call: a declared one, or a lowering of torchlib."""
+        return self.registry.operator_for(overload) or self.fallback(overload)
 
     def _inline_calls(
         self, node: fx.Node, program: fx.GraphModule, operands: Sequence[Any], *, is_cast: bool = False
@@ -444,7 +489,7 @@ class Importer:
         self.aliases.track(program)
         with self._use_regions(None if is_cast else self._autocast, self._no_grad_inputs):
             results = self._inline(program, operands)
-        inner = [call.call for call in self.unsupported[known:]]
+        inner = list(map(_describe_inner_call, self.unsupported[known:]))
         if inner:  # report the outer call, which the user wrote
             del self.unsupported[known:]
             raise ModelError(f"{UNDECLARED_REASON}, and its decomposition needs {', '.join(inner)}")
@@ -453,6 +498,8 @@ class Importer:
     def _adopt_results(self, results: Any, fakes: Any, operands: list[Any]) -> Any:
         if isinstance(results, tuple):
             return tuple(self._adopt_results(r, f, operands) for r, f in zip(results, fakes, strict=True))
+        if isinstance(results, ComplexEntry):
+            return ComplexEntry(*self.aliases.adopt_parts([results.real, results.imag], fakes, operands))
         return self.aliases.adopt_result(results, fakes, operands) if isinstance(results, TracedTensor) else results
 
     def _cast_all(self, dtype: torch.dtype | None, values: Any) -> Any:
@@ -512,13 +559,19 @@ class Importer:
     def _find_missing_reason(self, node: fx.Node) -> str:
         """Return the reason if nothing serves a call, whatever its operands are; "" if something does."""
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target in SKIPPED_CALLS or target._schema.is_mutable:
+        if not isinstance(target, OpOverload) or target in SKIPPED_CALLS or get_schema(target).is_mutable:
             return ""
         try:
-            served = self.registry.operator_for(target) or self.fallback(target) or decompose(node, target)
+            served = self._find_operator(target) or decompose(node, target)
         except ModelError as error:
             return str(error)
         return "" if served else NO_OPERATOR_REASON
+
+
+def _describe_inner_call(call: UnsupportedCall) -> str:
+    """Return the name of a call in a decomposition, and the reason if it is more than the lack of an operator."""
+    reason = call.reason.removeprefix(f"{UNDECLARED_REASON}, and ")
+    return call.call if reason == NO_OPERATOR_REASON else f"{call.call} ({reason})"
 
 
 def _infer_dtypes(

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.inputs_catcher import clika_move_to_device
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.trees import pytree
 
 ForwardFn = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.trees import pytree
 
 Nested = TypeVar("Nested")
 

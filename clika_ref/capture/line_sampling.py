@@ -75,7 +75,7 @@ def innermost_model_line(frame: FrameType | None) -> str | None:
 
     Model lines are outside PyTorch, sympy and the standard library. Calls around this package do not count.
     """
-    while frame is not None:
+    while isinstance(frame, FrameType):  # the frames of a running thread change: CPython may return another object
         file = frame.f_code.co_filename
         if file.startswith(_PACKAGE_DIR):
             return None

@@ -13,9 +13,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
-
-_functions: Any = torch._C._VariableFunctions  # pyright: ignore[reportAttributeAccessIssue]
-"""The functions that ``torch.nn`` calls for recurrent networks and packed sequences."""
+from clika_ref.torch_internals.symbols import check
+from clika_ref.torch_internals.tracing import PACK_PADDED_SEQUENCE, PAD_PACKED_SEQUENCE, RECURRENT_FUNCTIONS
 
 FROZEN_GATE = 1e4
 """A gate's input that makes its sigmoid exactly 0 or 1 in every float dtype."""
@@ -60,9 +59,9 @@ class _TracePackedSequences(TorchFunctionMode):
         """The tensor ``batch_sizes`` of each packed sequence by its identity, and the lengths it stands for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == _functions._pack_padded_sequence:
+        if func == PACK_PADDED_SEQUENCE:
             return self._pack(*args)
-        if func == _functions._pad_packed_sequence:
+        if func == PAD_PACKED_SEQUENCE:
             return self._pad(*args)
         if func == torch.Tensor.__getitem__ and id(args[0]) in self.packed and args[1] == 0:
             return self.packed[id(args[0])][1].values.shape[0]
@@ -75,8 +74,8 @@ class _TracePackedSequences(TorchFunctionMode):
         padded = x.transpose(0, 1) if batch_first else x
         found = Lengths(lengths, padded.shape[0])
         longest = lengths.max().item()
-        torch._check(longest >= 1)
-        torch._check(longest <= found.longest)
+        check(longest >= 1)
+        check(longest <= found.longest)
         batch_sizes = (~found.is_padding()).sum(1)[:longest]
         self.packed[id(batch_sizes)] = (batch_sizes, found)
         return _join_rows(padded), batch_sizes
@@ -161,9 +160,6 @@ def _run_direction(
     column = gates.repeat_interleave(weights[0].shape[0] // 4).unsqueeze(1)
     frozen = run(torch.cat([x, padding], -1), states, [torch.cat([weights[0], column], 1), *weights[1:]])
     return result, (*after, frozen[2])
-
-
-RECURRENT_FUNCTIONS = (_functions.lstm, _functions.gru, _functions.rnn_tanh, _functions.rnn_relu)
 
 
 @contextlib.contextmanager

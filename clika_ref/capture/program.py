@@ -9,15 +9,15 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
 from torch.export.graph_signature import InputKind, InputSpec
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from clika_ref.capture.aliasing import TracedTensor
-from clika_ref.capture.complex_numbers import has_complex_calls, real_dtype
+from clika_ref.capture.complex_entries import ComplexEntry, join_complex, split_complex
+from clika_ref.capture.complex_functions import real_dtype
+from clika_ref.capture.complex_numbers import has_complex_calls
 from clika_ref.capture.control_flow import ControlFlowImporter
-from clika_ref.capture.importer import ComplexEntry, OperatorFallback
-from clika_ref.capture.messages import MismatchError, make_unsupported_error
+from clika_ref.capture.importer import OperatorFallback
+from clika_ref.capture.messages import CaptureError, MismatchError, make_unsupported_error
 from clika_ref.capture.signature import (
     ComplexLeaf,
     ConstantLeaf,
@@ -37,6 +37,8 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Value, walk
 from clika_ref.core.registry import Registry
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.modules import BATCH_NORM
+from clika_ref.torch_internals.tensors import FakeTensor
 
 LIFTED_PREFIX = "clika."
 """Prefix of constants created in ``forward``, as of all other names that the original model does not have."""
@@ -134,7 +136,7 @@ class ProgramImporter:
     def _mark_averaging_norms(self) -> None:
         """Restore ``momentum=None`` of modules: in eval mode they pass 0 to the function."""
         modules = self.traced.callee.module.named_modules(remove_duplicate=False)
-        norms = [path for path, m in modules if isinstance(m, _BatchNorm) and m.momentum is None]
+        norms = [path for path, m in modules if isinstance(m, BATCH_NORM) and m.momentum is None]
         names = {f"{path}.running_mean".lstrip(".") for path in norms}
         means = {self.graph.aliases.get(name, name) for name in names}
         for node in walk(self.graph):
@@ -182,7 +184,8 @@ class ProgramImporter:
             shape = tuple(self.table.translate(d) for d in fake.shape)
             if self._is_split(fake):
                 value.type = TensorType(real_dtype(fake.dtype), (*shape, 2))
-                self.importer.bind(node, self.importer.split_complex(value))
+                self.roots[value.name] = self.importer.aliases.root(value, fake)
+                self.importer.bind(node, split_complex(self.roots[value.name], self.importer.builder()))
             else:
                 value.type = TensorType(fake.dtype, shape)
                 self._bind_root(node, value)
@@ -257,22 +260,37 @@ class ProgramImporter:
             self.graph.add_output(self.importer.value_of(entry) if value is None else value)
             return OutputLeaf(len(self.graph.outputs) - 1, name=name, is_complex=is_complex)
         if self._is_read_from_tensor(entry):
-            raise ModelError(f"forward returns {entry}, a number read from a tensor. Return that tensor instead.")
+            raise CaptureError(
+                f"forward returns a number read from a tensor ({self._find_reading(entry)}). Return that tensor "
+                "instead."
+            )
         return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
 
     def _join(self, entry: TracedTensor | ComplexEntry) -> Value | None:
         """Return a complex result as one real value; None for a real result."""
         if isinstance(entry, ComplexEntry):
-            return self.importer.join_complex(entry)
-        value = self.importer.value_of(entry)
-        is_split = self.importer.splits_complex and value.type.dtype.is_complex
-        return self.importer.view_as_real(value) if is_split else None
+            parts = [self.importer.value_of(part) for part in (entry.real, entry.imag)]
+            return join_complex(parts, self.importer.builder())
+        is_split = self.importer.splits_complex and entry.value.type.dtype.is_complex
+        return self.importer.view_as_real(entry).value if is_split else None
 
     def _is_read_from_tensor(self, entry: Any) -> bool:
         """Whether a number depends on the elements of a tensor."""
         if isinstance(entry, sympy.Basic):
             return not self._list_input_symbols() >= {str(s) for s in entry.free_symbols}
         return isinstance(entry, TracedFloat)
+
+    def _find_reading(self, entry: Any) -> str:
+        """Return where a number is read from a tensor."""
+        if isinstance(entry, TracedFloat):
+            node = entry.value.producer
+        else:
+            known = self._list_input_symbols()
+            read = {
+                s.source.name for n, s in self.graph.symbols.items() if n not in known and s.expr in entry.free_symbols
+            }
+            node = next((node for node in self.graph.nodes if any(value.name in read for value in node.outputs)), None)
+        return f"in {node.origin}" if node is not None else "at an unknown line"
 
     def _list_input_symbols(self) -> set[str]:
         inputs = {v.name for v in self.graph.inputs}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
+
+from clika_ref.torch_internals.tensors import get_storage_id, is_functorch_wrapped_tensor
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def storage_id(tensor: Any) -> int:
     It is 0 for what has none: no tensor, sparse tensors, and wrapper tensors of ``torch.func``.
     """
     try:
-        return 0 if is_functorch_wrapped_tensor(tensor) else tensor.untyped_storage()._cdata
+        return 0 if is_functorch_wrapped_tensor(tensor) else get_storage_id(tensor)
     except (AttributeError, RuntimeError, TypeError):
         return 0
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import spell_out_keywords
 from clika_ref.capture.dataclass_pytrees import iter_leaves_with_path, register_dataclasses
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.symbols import resolve
+from clika_ref.torch_internals.trees import pytree
 
 LIST_ARGUMENT_HINT = (
     ". A list is one argument, also if it comes from a DataLoader over a TensorDataset: data_transform_fn=tuple "
@@ -148,7 +148,8 @@ class Signature:
                 given[name] = self._default(name)
             leaves, found = pytree.tree_flatten(given.pop(name))
             if found != spec:
-                msg = f"argument {name!r} has the structure {found}, but the model was compiled for {spec}"
+                given_as, traced_as = _describe_structure(found), _describe_structure(spec)
+                msg = f"argument {name!r} is {given_as}, but the model was compiled for {traced_as}"
                 if len(args) == 1 and found.type is not spec.type:
                     msg += _describe_batch(args[0], self.arguments)
                 raise ModelError(msg)
@@ -344,6 +345,22 @@ def is_same_constant(value: Any, traced: Any) -> bool:
     if isinstance(value, torch.Tensor) or isinstance(traced, torch.Tensor) or type(value) is not type(traced):
         return False
     return bool(value == traced) or (value != value and traced != traced)  # noqa: PLR0124 - NaN
+
+
+def _describe_structure(spec: pytree.TreeSpec) -> str:
+    """Return the structure of a nested value in words, for example ``a list of 2 values``."""
+    if spec.is_leaf():
+        return "one value"
+    name = getattr(spec.type, "__name__", str(spec.type))
+    children = spec.children()
+    if not children:
+        return f"an empty {name}"
+    if issubclass(spec.type, dict):
+        parts = [f"{key!r}: {_describe_structure(child)}" for key, child in zip(spec.context, children, strict=True)]
+        return f"a {name} with {', '.join(parts)}"
+    if all(child.is_leaf() for child in children):
+        return f"a {name} of {format_count(len(children), 'value')}"
+    return f"a {name} of ({', '.join(map(_describe_structure, children))})"
 
 
 def _describe_batch(given: Any, arguments: Collection[str]) -> str:

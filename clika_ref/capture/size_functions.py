@@ -5,17 +5,26 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, _meta_registrations
-from torch._decomp import decomposition_table
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from clika_ref.capture.fourier_transforms import istft
-from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.capture.forms.fourier_functions import list_frequencies
+from clika_ref.capture.forms.fourier_transforms import istft
+from clika_ref.capture.forms.loss_forms import UNCHECKED_LOSSES
+from clika_ref.capture.patching import (
+    import_in_context,
+    only_in_this_thread,
+    only_outside_dynamo,
+    patch_attributes,
+)
+from clika_ref.torch_internals.operators import INDUCTOR_DECOMPOSITIONS, OpOverload, decomposition_table
+from clika_ref.torch_internals.tracing import COMPUTE_FFT_STRIDES, COUNT_POOLING_WINDOWS, SORT_FFT_DIMS
+from clika_ref.torch_internals.trees import pytree
 
 aten = torch.ops.aten
 
@@ -24,7 +33,7 @@ _LIBRARY.define(
     "linspace(Scalar start, Scalar end, SymInt steps, *, ScalarType? dtype=None, Device? device=None) -> Tensor"
 )
 
-DYNAMIC_OVERLOADS: Mapping[Any, torch._ops.OpOverload] = {
+DYNAMIC_OVERLOADS: Mapping[Any, OpOverload] = {
     torch.ops.clika_ref.linspace.default: aten.linspace.default,
 }
 """Calls with sizes that a trace contains, and the calls of PyTorch that they stand for."""
@@ -59,6 +68,8 @@ DYNAMIC_FORMS: Mapping[Any, Callable[..., Tensor]] = {
     torch.linspace: _linspace,
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
+    torch.fft.fftfreq: list_frequencies,
+    torch.fft.rfftfreq: functools.partial(list_frequencies, is_half=True),
 }
 """Functions of Python, and their forms for sizes."""
 
@@ -77,13 +88,15 @@ COMPLEX_FORMS: Mapping[Any, Callable[..., Tensor]] = {
 
 
 class _KeepSizes(TorchFunctionMode):
-    """Replaces `DYNAMIC_FORMS` in calls whose arguments contain sizes, and `COMPLEX_FORMS`."""
+    """Replaces `DYNAMIC_FORMS` in calls whose arguments contain sizes, `COMPLEX_FORMS` and `UNCHECKED_LOSSES`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, form = kwargs or {}, DYNAMIC_FORMS.get(func)
         is_complex = func is torch.complex or any(isinstance(a, Tensor) and a.is_complex() for a in args)
         if func in COMPLEX_FORMS and is_complex and not given.get("out"):
             return COMPLEX_FORMS[func](*args, **given)
+        if func in UNCHECKED_LOSSES:
+            return UNCHECKED_LOSSES[func](*args, **given)
         if form is not None:
             leaves = pytree.tree_leaves((args, given))
             has_sizes = any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves)
@@ -138,30 +151,80 @@ def _make_grid(theta: Tensor, size: Sequence[Any], _align_corners: bool) -> Tens
 @contextlib.contextmanager
 def keep_dynamic_sizes() -> Iterator[None]:
     """Replace functions that fix sizes while the context lasts."""
-    meta: Any = _meta_registrations
-    own = only_in_this_thread(_count_windows, meta.pooling_output_shape_pad_lr)
     shapes: Any = decomposition_table
     overload = aten.affine_grid_generator.default
     plain = shapes[overload]
-    replaced = {
-        (meta, "pooling_output_shape_pad_lr"): own,
-        (meta, "_exec_fft"): only_in_this_thread(lambda out, *_, **__: out, meta._exec_fft),  # it computes strides
-        (meta, "_sort_dims"): only_in_this_thread(lambda _x, dim, *_, **__: list(dim), meta._sort_dims),
+    forms: Mapping[tuple[Any, str], Callable[..., Any]] = {
+        COUNT_POOLING_WINDOWS: _count_windows,
+        COMPUTE_FFT_STRIDES: lambda out, *_, **__: out,
+        SORT_FFT_DIMS: lambda _x, dim, *_, **__: list(dim),
     }
-    with _KeepSizes(), patch_attributes(replaced):
-        shapes[overload] = only_in_this_thread(_make_grid, plain)
-        try:
-            yield
-        finally:
-            shapes[overload] = plain
+    replaced = {place: only_in_this_thread(form, getattr(*place)) for place, form in forms.items()}
+    own = {overload: only_in_this_thread(_make_grid, plain)}
+    kept = import_in_context(INDUCTOR_DECOMPOSITIONS, lambda: _set_entries(shapes, {overload: plain}))
+    with _KeepSizes(), patch_attributes(replaced), kept, _set_entries(shapes, own):
+        yield
 
 
 @contextlib.contextmanager
-def keep_extrema_dynamic() -> Iterator[None]:
-    """Make Python's ``min`` and ``max`` of sizes return a size while the context lasts. Dynamo does so by itself."""
-    extrema = {
+def _set_entries(table: dict[Any, Any], entries: Mapping[Any, Any]) -> Iterator[None]:
+    before = {key: table[key] for key in entries}
+    table.update(entries)
+    try:
+        yield
+    finally:
+        table.update(before)
+
+
+PYTHON_RANGE = builtins.range
+"""Python's ``range``, also while a trace replaces the name."""
+
+
+class _RangeType(type):
+    """The type of `_SizedRange`: its instances are those of Python's ``range``."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, PYTHON_RANGE)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, PYTHON_RANGE)
+
+    def __call__(cls, *ends: Any) -> Any:
+        """Return a list of sizes if the step is a size; Python's own ``range`` reads it as a number."""
+        if len(ends) != 3 or not isinstance(ends[2], torch.SymInt):
+            return PYTHON_RANGE(*ends)
+        start, stop, step = ends
+        if step <= 0:
+            return PYTHON_RANGE(*ends)
+        count: Any = torch.sym_max((stop - start + step - 1) // step, 0)
+        return [start + position * step if position else start for position in PYTHON_RANGE(count)]
+
+
+class _SizedRange(metaclass=_RangeType):
+    """Python's ``range``, with steps that are sizes."""
+
+
+@contextlib.contextmanager
+def keep_builtins_dynamic(module: torch.nn.Module) -> Iterator[None]:
+    """Make ``min``, ``max`` and ``range`` of sizes, and ``len`` of tensors, return sizes while the context lasts.
+
+    Dynamo does so by itself. ``len`` and ``range`` are replaced in the files of the model: PyTorch calls them often.
+    """
+    patched: dict[tuple[Any, str], Any] = {
         (builtins, "min"): _keep_extremum_dynamic(min, torch.sym_min),
         (builtins, "max"): _keep_extremum_dynamic(max, torch.sym_max),
     }
-    with patch_attributes(extrema):
+    names = {type(part).__module__ for part in module.modules()} | {getattr(module.forward, "__module__", None)}
+    for name in names:
+        file = sys.modules.get(name or "")
+        if file is not None and not f"{name}.".startswith(("torch.", "builtins.")):
+            patched[file, "len"] = only_outside_dynamo(_count_elements, vars(file).get("len", len))
+            if "range" not in vars(file):
+                patched[file, "range"] = _SizedRange
+    with patch_attributes(patched):
         yield
+
+
+def _count_elements(value: Any) -> Any:
+    """Return Python's ``len``, which for a tensor is a size."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else len(value)

@@ -9,16 +9,20 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 from typing import Any
 
-from torch._guards import SLoc
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 from torch.fx.proxy import TracerBase
 
 from clika_ref.capture.caught_errors import is_model_file, is_model_frame
 from clika_ref.capture.patching import patch_attributes
+from clika_ref.torch_internals.tracing import FILTER_TRACEBACK_FRAMES, GET_STACK_SUMMARY, SLoc
+
+CONDITIONS_FILE = str(Path(__file__).with_name("hit_rows.py"))
+"""The file that reads the conditions of the model on sizes during a trace."""
 
 STRING_FILE_NAME = "<string>"
 """File name of code compiled from a string, such as clika-ref's wrappers with another signature."""
@@ -38,7 +42,7 @@ def record_model_lines(outermost: str) -> Iterator[None]:
     Args:
         outermost: the file that calls the model; only frames inside its frames belong to the model.
     """
-    summarize_stack, filter_stack = ShapeEnv._get_stack_summary, TracerBase._filter_traceback_frames
+    summarize_stack, filter_stack = getattr(*GET_STACK_SUMMARY), getattr(*FILTER_TRACEBACK_FRAMES)
 
     def summarize(env: ShapeEnv, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:  # noqa: FBT001, FBT002 - PyTorch's signature
         framework_line: Any = framework_loc or _find_innermost_frame(_is_interesting)
@@ -49,9 +53,7 @@ def record_model_lines(outermost: str) -> Iterator[None]:
     def filter_frames(tracer: TracerBase, stack: StackSummary) -> StackSummary:
         return StackSummary.from_list(_select_model_frames(stack, outermost)) or filter_stack(tracer, stack)
 
-    with patch_attributes(
-        {(ShapeEnv, "_get_stack_summary"): summarize, (TracerBase, "_filter_traceback_frames"): filter_frames}
-    ):
+    with patch_attributes({GET_STACK_SUMMARY: summarize, FILTER_TRACEBACK_FRAMES: filter_frames}):
         yield
 
 
@@ -66,8 +68,8 @@ def _find_innermost_frame(predicate: Callable[[FrameType], bool], outermost: str
 
 
 def _is_interesting(frame: FrameType) -> bool:
-    """Return whether PyTorch would name the line of a frame for a guard."""
-    return frame.f_code.co_filename not in uninteresting_files()
+    """Return whether PyTorch would name the line of a frame for a guard, without our reading of conditions."""
+    return frame.f_code.co_filename not in uninteresting_files() and frame.f_code.co_filename != CONDITIONS_FILE
 
 
 def _is_of_model(frame: FrameType) -> bool:

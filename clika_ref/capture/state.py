@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.nn.modules import module as modules
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.saved_tensors import storage_id
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.modules import get_buffer_registration_hooks, get_buffers, get_unsaved_buffers
+from clika_ref.torch_internals.trees import pytree
 
 STATE_ATTRIBUTES = ("_parameters", "_buffers")
 """The dicts of a module that hold the tensors of its ``state_dict``."""
@@ -48,14 +48,14 @@ def hold_as_buffers(module: torch.nn.Module, names: Sequence[str]) -> Iterator[N
     """Turn tensors in plain attributes into buffers outside the state dict while the context lasts."""
     owners = [(module.get_submodule(path), own) for path, own in (name.rpartition(".")[::2] for name in names)]
     for part, own in owners:
-        part._buffers[own] = vars(part).pop(own)
-        part._non_persistent_buffers_set.add(own)
+        get_buffers(part)[own] = vars(part).pop(own)
+        get_unsaved_buffers(part).add(own)
     try:
         yield
     finally:
         for part, own in owners:
-            part._non_persistent_buffers_set.discard(own)
-            vars(part)[own] = part._buffers.pop(own)
+            get_unsaved_buffers(part).discard(own)
+            vars(part)[own] = get_buffers(part).pop(own)
 
 
 @contextlib.contextmanager
@@ -66,15 +66,15 @@ def trace_assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) 
     results and other new values may share with the old value; this context copies those first. Dynamo does not trace
     such hooks, and drops all assignments.
     """
-    users = set(modules._global_buffer_registration_hooks)
+    users = set(get_buffer_registration_hooks())
     before: dict[str, Any] = {}
 
     def remember(*_: Any) -> None:
         if not torch.compiler.is_dynamo_compiling():
             before.update(collect_state(module, ("_buffers",)))
             # Remove torch.export's own hooks; for an empty buffer they write to an input instead.
-            for added in set(modules._global_buffer_registration_hooks) - users:
-                del modules._global_buffer_registration_hooks[added]
+            for added in set(get_buffer_registration_hooks()) - users:
+                del get_buffer_registration_hooks()[added]
 
     def write(_module: torch.nn.Module, _args: Any, result: Any) -> Any:
         if not before:
@@ -93,7 +93,7 @@ def trace_assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) 
             before[name].copy_(value)
         for name in bound:
             path, _, last = name.rpartition(".")
-            module.get_submodule(path)._buffers[last] = before[name]
+            get_buffers(module.get_submodule(path))[last] = before[name]
         before.clear()  # torch.export treats a traced tensor that stays referenced as a constant
         return result
 

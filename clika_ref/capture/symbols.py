@@ -13,9 +13,10 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy import functions as torch_sympy
 
+from clika_ref.capture.messages import simplify_message
 from clika_ref.capture.origins import (
+    DYNAMO_DIR,
     MODULE_CALL_FILE,
     PACKAGE_DIR,
     TORCH_DIR,
@@ -28,6 +29,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.guards import is_met
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.symbols import Guard, Symbol, SymbolSource
+from clika_ref.torch_internals.symbols import get_raw_expression, torch_sympy
 
 _USER_LINE = re.compile(r"(.*)# (\S+):(\d+) in ")
 """The format of model lines in Dynamo's guards."""
@@ -51,6 +53,8 @@ class TracedGuard:
 
     guard: Guard
     is_testable: bool
+    is_from_body: bool = False
+    """Whether Dynamo raised it, which traces the bodies of control flow: only runs of these are evidence."""
 
     @property
     def excludes_small_sizes(self) -> bool:
@@ -100,11 +104,11 @@ class SymbolTable:
             self._declare_with_replacement(number, SymbolSource(value.name, None), f"{value.name}_item")
 
     def _is_new(self, size: torch.SymInt) -> bool:
-        symbols = (size.node._expr, size.node.expr)
+        symbols = (get_raw_expression(size), size.node.expr)
         return all(isinstance(s, sympy.Symbol) and s not in self.known_symbols for s in symbols)
 
     def _bind(self, size: torch.SymInt, source: SymbolSource, *, first: bool) -> None:
-        raw = size.node._expr
+        raw = get_raw_expression(size)
         hint = (
             source.name if source.dim is None else "batch" if first else f"{source.name}_{source.dim}".replace(".", "_")
         )
@@ -116,7 +120,7 @@ class SymbolTable:
 
     def _declare_with_replacement(self, size: torch.SymInt, source: SymbolSource, hint: str) -> None:
         """Declare a symbol, and also the replacement that tracing found to equal it: types use the replacement."""
-        raw, settled = size.node._expr, size.node.expr
+        raw, settled = get_raw_expression(size), size.node.expr
         self._declare(raw, source, hint)
         if isinstance(settled, sympy.Symbol):
             self.known_symbols.setdefault(settled, self.known_symbols[raw])
@@ -142,7 +146,7 @@ class SymbolTable:
         return known
 
     def _to_known_symbols(self, expr: sympy.Basic) -> sympy.Basic:
-        return _replace_bit_masks(expr.xreplace(self.known_symbols))
+        return _replace_choices(_replace_bit_masks(expr.xreplace(self.known_symbols)))
 
     def require_known(self, item: Any) -> None:
         """Reject an expression over numbers without a symbol: Python computed them from numbers read from tensors.
@@ -151,7 +155,8 @@ class SymbolTable:
             ModelError: the expression contains such a number.
         """
         if isinstance(item, sympy.Basic) and not item.free_symbols <= set(self.known_symbols.values()):
-            raise ModelError(f"it uses {item}, a number read from a tensor, as by item(). Use the tensor itself.")
+            shown = simplify_message(str(item), "number")
+            raise ModelError(f"it uses {shown}, a number read from a tensor, as by item(). Use the tensor itself.")
 
     def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
         """Return every relation between sizes that the trace relies on."""
@@ -164,7 +169,9 @@ class SymbolTable:
                     testable = _is_from_operator(g.sloc) or (
                         _is_from_installed_package(g.sloc) and _holds_from_two(relation)
                     )
-                    found.append(TracedGuard(Guard(relation, _format_location(g.sloc)), testable))
+                    found.append(
+                        TracedGuard(Guard(relation, _format_location(g.sloc)), testable, _is_from_dynamo(g.sloc))
+                    )
         found += self._lower_bounds(env, found)
         return list({t.guard.relation: t for t in reversed(found)}.values())[::-1]
 
@@ -200,6 +207,17 @@ def drop_derived_symbols(graph: Graph) -> None:
             del graph.symbols[name]
     guards = [Guard(g.relation.xreplace(meaning), g.line) for g in graph.guards]
     graph.guards = [g for g in guards if g.relation != sympy.true]
+
+
+def _replace_choices(expr: Any) -> Any:
+    """Rewrite each choice between two numbers in an expression, such as the number of a bool, as a ``Where``."""
+    if not expr.has(sympy.Piecewise):
+        return expr
+    args = [_replace_choices(arg) for arg in expr.args]
+    if isinstance(expr, sympy.Piecewise) and len(args) == 2:
+        (chosen, condition), (other, _) = (arg.args for arg in args)
+        return torch_sympy.Where(condition, chosen, other)
+    return expr.func(*args)
 
 
 def _replace_bit_masks(expr: Any) -> Any:
@@ -271,6 +289,11 @@ def _holds_from_two(relation: sympy.Basic) -> bool:
 def _is_from_operator(sloc: Any) -> bool:
     frame = sloc.framework_loc
     return isinstance(frame, traceback.FrameSummary) and is_operator_file(frame.filename)
+
+
+def _is_from_dynamo(sloc: Any) -> bool:
+    frame = sloc.framework_loc
+    return isinstance(frame, traceback.FrameSummary) and frame.filename.startswith(DYNAMO_DIR)
 
 
 def _is_from_installed_package(sloc: Any) -> bool:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.dataclass_pytrees import iter_leaves_with_path
-from clika_ref.capture.dimensions import InputComparison, compare_inputs
+from clika_ref.capture.dimensions import InputComparison, InputDim, compare_inputs
 from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.signature import LIST_ARGUMENT_HINT, as_call, flatten_call, nest
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.trees import get_node_type, pytree
 
 RETURNABLE_TYPES = (torch.Tensor, int, float, str, type(None))
 """Types that a model may return, in any nesting; torch.export takes no others."""
@@ -55,6 +55,11 @@ class TracedCalls:
         """The callable to pass to tracers."""
         return self.callee.with_explicit_arguments(self.arguments)
 
+    def with_static_dims(self, dims: Collection[InputDim]) -> TracedCalls:
+        """Return the calls with some dims static, at the size of the leaves that a trace gets."""
+        sizes = {dim: lengths for dim, lengths in self.comparison.sizes.items() if dim not in dims}
+        return replace(self, comparison=replace(self.comparison, sizes=sizes)) if dims else self
+
     def rebuild(self, leaves: Sequence[Any]) -> ModelCall:
         """Return a call made of the given leaves."""
         return ModelCall(*as_call(self.parameters, nest(self.arguments, self.specs, leaves)))
@@ -79,7 +84,7 @@ class TracedCalls:
 
 def _replace_leaves(value: Any, dims: Iterator[Any]) -> Any:
     """Return a nested value with its leaves replaced in order, in torch.export's format: user classes become lists."""
-    kind = pytree._get_node_type(value)
+    kind = get_node_type(value)
     if kind not in pytree.SUPPORTED_NODES:
         return next(dims)
     node = pytree.SUPPORTED_NODES[kind]

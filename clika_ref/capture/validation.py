@@ -15,7 +15,7 @@ from clika_ref.capture.dimensions import InputDim, count_elements, resize_leaves
 from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.inputs_catcher import copy_leaf
 from clika_ref.capture.memory_limits import release_freed_memory
-from clika_ref.capture.messages import ControlFlowError, MismatchError
+from clika_ref.capture.messages import ControlFlowError, FixedSizeError, MismatchError
 from clika_ref.capture.program import TracedGraph
 from clika_ref.capture.random_inputs import DISTRIBUTION_COUNT, UNSAFE_ON_OTHER_INPUTS, is_informative, redraw
 from clika_ref.capture.state import collect_state
@@ -27,8 +27,9 @@ from clika_ref.core.declared_types import DeclaredTypes
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.guards import check_inputs, is_met
-from clika_ref.core.ir import Node, walk
+from clika_ref.core.ir import Graph, Node, walk
 from clika_ref.core.symbols import Guard, Symbol, evaluate
+from clika_ref.torch_internals.symbols import torch_sympy
 
 MAX_PROBE_RUNS = 8
 """Maximum number of further eager runs to test guards; each run tests all guards that it violates."""
@@ -36,32 +37,47 @@ MAX_PROBE_RUNS = 8
 AGREEMENTS_PER_GUARD = 2
 """Number of agreeing runs after which a guard needs no more."""
 
+MAX_PROBED_BOUND = 256
+"""Largest upper bound of a size beyond which eager and graph are compared: traced loops are shorter."""
+
 MAX_KEPT_RESULT_BYTES = 64 * 2**20
 """Size limit of the results of eager that are kept for comparisons after the capture."""
 
 
+@dataclass(frozen=True)
+class ProbeRun:
+    """The guards that a run violated, and whether eager agreed with the graph anyway."""
+
+    violated: list[TracedGuard]
+    agreed: bool
+    is_complete: bool
+    """Whether each branch of `torch.cond` ran."""
+
+
 @dataclass
 class GuardEvidence:
-    """The guards that each run violated, and whether eager agreed with the graph anyway."""
+    """What runs that violate guards show about them."""
 
-    runs: list[tuple[list[TracedGuard], bool]] = field(default_factory=list)
+    runs: list[ProbeRun] = field(default_factory=list)
 
     def is_run_useful(self, violated: list[TracedGuard]) -> bool:
         """Whether a run that violates these guards would give new information about them."""
-        if len(self.runs) >= MAX_PROBE_RUNS or (violated, False) in self.runs:
+        disagreed = [run.violated for run in self.runs if not run.agreed]
+        if len(self.runs) >= MAX_PROBE_RUNS or violated in disagreed:
             return False
-        return any(self._count_agreements(g) < AGREEMENTS_PER_GUARD and ([g], False) not in self.runs for g in violated)
+        return any(self._count_agreements(g) < AGREEMENTS_PER_GUARD and [g] not in disagreed for g in violated)
 
     def idle(self, guards: Iterable[TracedGuard]) -> list[TracedGuard]:
         """Return irrelevant guards: runs violating them agreed, and other guards exclude all runs that disagreed."""
         idle = [g for g in guards if self._count_agreements(g)]
-        for violated, agreed in self.runs:
-            if not agreed and all(g in idle for g in violated):
-                idle = [g for g in idle if g not in violated]
+        for run in self.runs:
+            if not run.agreed and all(g in idle for g in run.violated):
+                idle = [g for g in idle if g not in run.violated]
         return idle
 
     def _count_agreements(self, g: TracedGuard) -> int:
-        return sum(agreed for violated, agreed in self.runs if g in violated)
+        runs = [run for run in self.runs if g in run.violated and (run.is_complete or not g.is_from_body)]
+        return sum(run.agreed for run in runs)
 
 
 class Validation:
@@ -73,6 +89,12 @@ class Validation:
         self.leaves = leaves
         self.deterministic = not any(node.is_random for node in walk(result.graph))
         self.notes: list[str] = []
+        nodes = [node for node in walk(result.graph) if node.op_type == "cond"]
+        self._branches = {body for node in nodes for body in node.bodies}
+        self._entered: set[Graph] = set()
+        """The branches of `torch.cond` that ran since it was cleared."""
+        self.empty_lines: set[str] = set()
+        """The lines of calls with a result of no rows in a run that was compared."""
 
     def run(self) -> list[str]:
         """Check everything, and drop irrelevant guards. Return notes for the log.
@@ -87,7 +109,7 @@ class Validation:
         for number, (call, expected) in enumerate(
             zip(self.traced.comparison.calls, self.traced.expected, strict=True), 1
         ):
-            problem = self._find_disagreement(call, expected)
+            problem = self.find_disagreement(call, expected)
             if problem is not None:
                 for g in excused:
                     self._require_guard(g, sizes)
@@ -166,21 +188,25 @@ class Validation:
             )
             # An equality may come from int(size), which fixes a size for one tracer but not for another.
             branches = not g.is_testable and not isinstance(g.guard.relation, sympy.Equality)
-            raise (ControlFlowError if branches else MismatchError)(msg)
+            error = FixedSizeError if _fixes_size(g.guard) else MismatchError
+            raise (ControlFlowError if branches else error)(msg)
 
     def _format_sizes(self, g: TracedGuard, sizes: Mapping[str, int]) -> str:
         used = [s for s in self.result.graph.symbols.values() if s.expr in g.guard.relation.free_symbols]
         return ", ".join(f"{s.name} = {sizes[s.name]}, {s.source}" for s in used)
 
-    def _find_disagreement(self, leaves: list[Any], run: EagerRun) -> str | None:
+    def find_disagreement(self, leaves: list[Any], run: EagerRun) -> str | None:
+        """Return how the graph disagrees with a run of eager on the same call, None if it agrees."""
         inputs = self.result.signature.graph_inputs([copy_leaf(leaf) for leaf in leaves])
         types, broken = DeclaredTypes(self.result.graph, inputs), list[str]()
 
         def check_types(node: Node, results: tuple[torch.Tensor, ...]) -> None:
             broken.extend(types.find_mismatches(node, results))
+            if node.origin.line and any(0 in x.shape for x in results):
+                self.empty_lines.add(node.origin.line)
 
         with release_freed_memory(), torch.random.fork_rng(devices=[]), torch.no_grad(), outside_autocast():
-            outputs, state = interpret(self.result.graph, inputs, check_types)
+            outputs, state = interpret(self.result.graph, inputs, check_types, lambda body, _: self._entered.add(body))
         if broken:
             return broken[0]
         sizes = read_sizes(self.result.graph, inputs)
@@ -226,7 +252,7 @@ class Validation:
         for call, size in zip(self.traced.comparison.calls, sizes, strict=True):
             violated = [g for g in excused if not _is_satisfied(g, size)]
             is_branch = any(not g.is_testable for g in violated)
-            if violated and (is_branch or not is_informative(call)) and not self._agrees(call):
+            if violated and (is_branch or not is_informative(call)) and not self.agrees_on(call):
                 self._require_guard(violated[0], sizes)
 
     def _probe(self) -> None:
@@ -239,29 +265,40 @@ class Validation:
         # Test size 0 separately, as empty tensors compare nothing; negative values are tested for numbers only.
         for lengths in ((1, 2, 3, None), (0,), (-1, -4)):
             for length, symbols in product(lengths, self._group_symbols()):
-                size = base.get(symbols[0].name, 3) + 1 if length is None else length
+                size = self._next_size(symbols[0], base) if length is None else length
                 if size >= 0 or all(s.source.dim is None for s in symbols):
                     self._run_at(leaves, symbols, size, evidence)
             for g in evidence.idle(g for g in self.result.guards if g.is_testable):
                 self._drop(g)
 
+    def _next_size(self, symbol: Symbol, base: Mapping[str, int]) -> int:
+        """Return a size that no other run has: beyond the traced lengths of a loop, which is an upper bound.
+
+        Far larger bounds are limits of operators, such as the 16 million elements of a quantile.
+        """
+        bounds = [_find_upper_bound(g.guard, symbol) for g in self.result.guards]
+        bound = max((bound for bound in bounds if bound <= MAX_PROBED_BOUND), default=0)
+        return max(3 * bound, base.get(symbol.name, 3)) + 1
+
     def _group_symbols(self) -> list[list[Symbol]]:
-        """Return each symbol alone, then groups of symbols with equal sizes in all inputs, as a model may need that."""
+        """Return groups of symbols with equal sizes in all inputs, as a model may need that, then each symbol alone."""
         dims = {s.name: self._dim_of(s) for s in self.result.graph.symbols.values()}
         symbols = [s for s in self.result.graph.symbols.values() if dims[s.name] is not None]
         groups = [[s for s in symbols if dims[s.name] in group] for group in self.traced.comparison.groups]
-        return [*([s] for s in symbols), *(group for group in groups if len(group) > 1)]
+        return [*(group for group in groups if len(group) > 1), *([s] for s in symbols)]
 
     def _run_at(self, leaves: list[Any], symbols: list[Symbol], length: int, evidence: GuardEvidence) -> None:
         """Compare the graph with eager at another size of some dims, if that gives new information about the guards."""
         sizes = {**self._sizes(leaves), **{s.name: length for s in symbols}}
         violated = [g for g in self.result.guards if not _is_satisfied(g, sizes)]
-        if not all(g.is_testable for g in violated) or (length == 0 and len(violated) != 1):
+        if not all(g.is_testable for g in violated) or (length == 0 and len(violated) > len(symbols)):
             return
         if evidence.is_run_useful(violated):
             dims = [dim for s in symbols if (dim := self._dim_of(s)) is not None]
             changes = {s: size for dim in dims for s, size in self._resize_equal_dims(dim, length).items()}
-            evidence.runs.append((violated, self._agrees(resize_leaves(leaves, changes))))
+            self._entered.clear()
+            agreed = self.agrees_on(resize_leaves(leaves, changes))
+            evidence.runs.append(ProbeRun(violated, agreed, self._entered >= self._branches))
 
     def _find_smallest_call(self) -> list[Any]:
         """Return the smallest call, the cheapest to run, among those with dims that can be resized."""
@@ -286,10 +323,28 @@ class Validation:
             if s.dim is not None and inputs[names[s.leaf]].type.shape[s.dim] == size
         }
 
-    def _agrees(self, leaves: list[Any]) -> bool:
+    def agrees_at_size_one(self) -> bool:
+        """Whether graph and eager agree with all dynamic dims of size 1, as far as the graph accepts that."""
+        leaves = self._find_smallest_call()
+        for symbols in self._group_symbols():
+            dims = [dim for s in symbols if (dim := self._dim_of(s)) is not None]
+            changes = {s: size for dim in dims for s, size in self._resize_equal_dims(dim, 1).items()}
+            smaller = resize_leaves(leaves, changes)
+            if all(_is_satisfied(g, self._sizes(smaller)) for g in self.result.guards):
+                leaves = smaller
+        return self.agrees_on(leaves)
+
+    def agrees_on(self, leaves: list[Any]) -> bool:
         """Whether graph and eager agree on the shapes of a call, for the first informative random values."""
-        verdicts = (self._compare_random_call(leaves, draw) for draw in range(DISTRIBUTION_COUNT))
-        return next((v for v in verdicts if v is not None), False)
+        agreed = False
+        for draw in range(DISTRIBUTION_COUNT):
+            verdict = self._compare_random_call(leaves, draw)
+            if verdict is False:
+                return False
+            agreed = agreed or verdict is True
+            if agreed and self._entered >= self._branches:
+                break
+        return agreed
 
     def _compare_random_call(self, leaves: list[Any], draw: int) -> bool | None:
         """Compare one random call with eager; None if the model accepts none, or returns no finite value."""
@@ -300,7 +355,7 @@ class Validation:
             except Exception:  # noqa: BLE001, S112 - a model may raise anything, such as for an index out of range
                 continue
             try:
-                agrees = self._find_disagreement(drawn, expected) is None
+                agrees = self.find_disagreement(drawn, expected) is None
                 return None if agrees and _is_all_nonfinite(expected.leaves) else agrees
             except Exception:  # noqa: BLE001 - the graph fails where eager runs, so the guard is needed
                 return False
@@ -313,9 +368,24 @@ def _is_all_nonfinite(results: list[Any]) -> bool:
     return bool(floats) and not any(bool(r.isfinite().any()) for r in floats)
 
 
+def _fixes_size(guard: Guard) -> bool:
+    """Whether a guard requires a size of at least 2, which no treatment of sizes 0 and 1 changes."""
+    sides = guard.relation.args
+    return isinstance(guard.relation, sympy.Equality) and any(isinstance(n, sympy.Integer) and n >= 2 for n in sides)
+
+
 def _is_satisfied(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
     missing = {str(s) for s in g.guard.relation.free_symbols} - sizes.keys()
     return bool(missing) or is_met(g.guard, sizes)
+
+
+def _find_upper_bound(g: Guard, symbol: Symbol) -> int:
+    """Return the size above which a guard fails: of ``size <= bound``, and of a ``min(size, bound)`` in it; else 0."""
+    relation = g.relation
+    bounds = [relation.rhs] if isinstance(relation, sympy.Le) and relation.lhs == symbol.expr else []
+    for least in relation.atoms(torch_sympy.Min, sympy.Min):
+        bounds += least.args if symbol.expr in least.args else ()
+    return max((int(bound) for bound in bounds if isinstance(bound, sympy.Integer)), default=0)
 
 
 def _is_implied(g: Guard, guards: Sequence[Guard]) -> bool:
@@ -347,13 +417,15 @@ def select_reusable_results(runs: Sequence[EagerRun], result: TracedGraph) -> li
     """Return the outputs of a validated graph for each tracing call, as eager computed them.
 
     The list is empty if another run may give other results, since the model draws random numbers or changes its state,
-    and if the results are larger than `MAX_KEPT_RESULT_BYTES`.
+    if eager returns Python numbers, and if the results are larger than `MAX_KEPT_RESULT_BYTES`.
     """
     graph, outputs = result.graph, result.signature.outputs
     if graph.state or any(run.state or run.unfit for run in runs) or any(node.is_random for node in walk(graph)):
         return []
     positions = {leaf.index: position for position, leaf in enumerate(outputs) if leaf.index is not None}
     leaves = [[run.leaves[positions[i]] for i in range(len(graph.outputs))] for run in runs]
+    if not all(isinstance(x, torch.Tensor) for results in leaves for x in results):  # numbers, which the graph computes
+        return []
     found = [[torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in results] for results in leaves]
     used_bytes = sum(x.numel() * x.element_size() for results in found for x in results)
     return found if used_bytes <= MAX_KEPT_RESULT_BYTES else []

@@ -9,19 +9,49 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import predispatch
-from torch._functorch import vmap as vmap_module
 
-from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.capture.patching import only_outside_dynamo, patch_attributes
+from clika_ref.torch_internals.batching import (
+    add_batch_dim,
+    call_own_rule,
+    outside_batches,
+    replace_batching_rule,
+    split_batch_dim,
+)
+from clika_ref.torch_internals.tracing import (
+    ADD_BATCH_DIM,
+    ENTER_VMAP,
+    EXIT_VMAP,
+    MAKE_BATCH_DIM,
+    PREPARE_VMAP,
+    REMOVE_BATCH_DIM,
+)
 
-ENTER, LEAVE = predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting
-"""The calls around a region; regions may be nested."""
+CONVOLUTION = torch.ops.aten.convolution.default
 
-ADD, REMOVE = predispatch._add_batch_dim, predispatch._remove_batch_dim
-"""The calls that give a tensor a batch dim of a nesting level, and that make it a dim again."""
 
-PREPARATION = predispatch.lazy_load_decompositions
-"""A call before each region, without a result."""
+def _batch_convolution(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
+    """Convolve all rows as one batch; PyTorch's own rule fixes the number of rows.
+
+    It still serves weights and biases that differ between the rows.
+    """
+    rows, dim = split_batch_dim(x)
+    (own_weight, weight_dim), (own_bias, bias_dim) = split_batch_dim(weight), split_batch_dim(bias)
+    if dim is None or weight_dim is not None or bias_dim is not None:
+        found, dim = split_batch_dim(call_own_rule(CONVOLUTION, x, weight, bias, *options))
+        with outside_batches():
+            first = found.movedim(dim or 0, 0)  # a trace loses results whose batch dim is not the first
+        return add_batch_dim(first)
+    with outside_batches(), torch.backends.nnpack.flags(enabled=False):  # NNPACK branches on the batch size
+        rows = rows.movedim(dim, 0)
+        found = CONVOLUTION(rows.flatten(0, 1), own_weight, own_bias, *options)
+        found = found.unflatten(0, rows.shape[:2])
+    return add_batch_dim(found)
+
+
+def keep_mapped_dims_dynamic() -> contextlib.AbstractContextManager[None]:
+    """Return a context that replaces batching rules of PyTorch that fix the mapped dim."""
+    return replace_batching_rule(CONVOLUTION, _batch_convolution)
 
 
 @dataclass(frozen=True)
@@ -36,22 +66,26 @@ class VmapRegion:
 
     def run(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         """Run the calls, by which PyTorch's batching rules make calls on whole batches."""
+        with keep_mapped_dims_dynamic():
+            return self._run_calls(tensors)
+
+    def _run_calls(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         found: dict[fx.Node, Any] = dict(zip(self.operands, tensors, strict=True))
         depth = 0
         try:
             for size in self.levels:
-                ENTER(found.get(size, size), "error")  # type: ignore[call-overload]
+                ENTER_VMAP(found.get(size, size), "error")  # type: ignore[call-overload]
                 depth += 1
             for node in self.nodes:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: found.get(n, n.meta.get("val")))
-                depth += (node.target is ENTER) - (node.target is LEAVE)
+                depth += (node.target is ENTER_VMAP) - (node.target is EXIT_VMAP)
                 found[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         except BaseException:
             for _ in range(depth):
-                LEAVE()
+                EXIT_VMAP()
             raise
         for _ in self.levels:
-            LEAVE()
+            EXIT_VMAP()
         return tuple(found[node] for node in self.results)
 
 
@@ -61,17 +95,12 @@ def move_batch_dims_outside() -> Iterator[None]:
 
     A trace loses a result whose batch dim is not the first.
     """
-    plain = predispatch._remove_batch_dim
+    plain = MAKE_BATCH_DIM
 
     def remove(tensor: torch.Tensor, level: int, size: Any, dim: int) -> torch.Tensor:
         return plain(tensor, level, size, 0).movedim(0, dim)
 
-    own = only_in_this_thread(remove, plain)
-
-    def choose(*args: Any) -> torch.Tensor:  # Dynamo, which bodies of control flow run in, knows PyTorch's form only
-        return plain(*args) if torch.compiler.is_dynamo_compiling() else own(*args)
-
-    with patch_attributes({(vmap_module, "_remove_batch_dim"): choose}):
+    with patch_attributes({REMOVE_BATCH_DIM: only_outside_dynamo(remove, plain)}):
         yield
 
 
@@ -79,14 +108,14 @@ def split_regions(graph: fx.Graph) -> Iterator[fx.Node | VmapRegion]:
     """Yield the nodes of a graph in order, and each region as a whole."""
     inside: list[fx.Node] = []
     depth = 0
-    if not any(node.target is ENTER for node in graph.nodes):
+    if not any(node.target is ENTER_VMAP for node in graph.nodes):
         yield from _split_unmarked(list(graph.nodes))
         return
     for node in graph.nodes:
-        depth += (node.target is ENTER) - (node.target is LEAVE)
-        if depth or node.target is LEAVE:
+        depth += (node.target is ENTER_VMAP) - (node.target is EXIT_VMAP)
+        if depth or node.target is EXIT_VMAP:
             inside.append(node)
-        elif node.target is not PREPARATION:
+        elif node.target is not PREPARE_VMAP:
             yield node
         if inside and not depth:
             yield _make_region(inside)
@@ -95,13 +124,13 @@ def split_regions(graph: fx.Graph) -> Iterator[fx.Node | VmapRegion]:
 
 def _split_unmarked(nodes: Sequence[fx.Node]) -> Iterator[fx.Node | VmapRegion]:
     """Yield the nodes of a body, whose trace lacks the calls that enter and leave: all its regions as one."""
-    inner = [i for i, node in enumerate(nodes) if node.target in (ADD, REMOVE)]
+    inner = [i for i, node in enumerate(nodes) if node.target in (ADD_BATCH_DIM, MAKE_BATCH_DIM)]
     if not inner:
         yield from nodes
         return
     yield from nodes[: inner[0]]
     region = _make_region(nodes[inner[0] : inner[-1] + 1])
-    sizes: dict[Any, Any] = {node.args[1]: node.args[2] for node in region.nodes if node.target is REMOVE}
+    sizes: dict[Any, Any] = {node.args[1]: node.args[2] for node in region.nodes if node.target is MAKE_BATCH_DIM}
     levels = [sizes[level] for level in sorted(sizes)]
     operands = [*region.operands, *(size for size in levels if isinstance(size, fx.Node))]
     yield replace(region, levels=levels, operands=list(dict.fromkeys(operands)))

@@ -2,21 +2,11 @@
 
 import pytest
 import torch
+from function_modules import Calls
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from clika_ref import ClikaModule, clika_compile
-
-
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def rotate(x):
@@ -59,6 +49,14 @@ def filter_spectrum(x, **options):
     return torch.istft(z * torch.linspace(0, 1, z.shape[1])[:, None], 16, 4, window=WINDOW, **options)
 
 
+def compare(x):
+    """Comparisons, statistics, functions and tensor products of complex numbers."""
+    z = torch.fft.fft(x)
+    functions = torch.view_as_real(z.sqrt() + z.sin() * z.cos().reciprocal() + z**0.3 + z.tanh())
+    product = torch.view_as_real(torch.einsum("bi,bj,bk->bik", z, z, x.to(torch.complex64)))
+    return z == torch.fft.fft(x.round()), z.var(-1), functions, product
+
+
 def fill(x):
     """Fill and pad complex numbers with a real number, which has the imaginary part 0."""
     z = torch.fft.fft(x)
@@ -86,7 +84,12 @@ FUNCTIONS = {
     "rfft2 and back": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape), SHAPES),
     "rotation": (rotate, ([(1, 5, 4), (2, 9, 4)], [(3, 7, 4), (1, 1, 4)])),
     "arithmetic": (combine, SHAPES),
-    "filled and padded": (fill, ([(2, 24)], [(2, 24)])),  # PyTorch fixes their sizes
+    "comparisons and functions": (compare, SHAPES),
+    "index_put": (
+        lambda x: torch.fft.fft(x).index_put((torch.tensor([0]), torch.tensor([3])), torch.tensor(2j)).real,
+        SHAPES,
+    ),
+    "filled and padded": (fill, SHAPES),
     "products": (multiply, ([(1, 3, 4), (2, 5, 4)], [(3, 2, 4)])),
     "stft": (analyze, SHAPES),
     "stft, not centered": (lambda x: analyze(x, center=False, normalized=True, onesided=False), SHAPES),
@@ -161,6 +164,26 @@ def test_complex_magnitude_of_zero_has_zero_gradient():
     x = torch.zeros(2, 8, requires_grad=True)
     module(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.zeros(2, 8))
+
+
+def test_rfft_abs_of_large_and_small_numbers_agrees(tmp_path):
+    """The magnitude of numbers whose squares overflow or underflow agrees with eager, in the artifact too."""
+    torch.manual_seed(0)
+    scale = torch.tensor([1e22, 1e-24, 1, 1, 1])[:, None]
+    function = lambda x: torch.fft.rfft(x).abs()  # noqa: E731
+    module = clika_compile(Calls(function), tracing_inputs=[torch.randn(1, 6, 8), torch.randn(2, 9, 8)])
+    x = torch.randn(1, 5, 8) * scale
+    torch.testing.assert_close(module(x) / scale, function(x) / scale)
+    module.clika_export(tmp_path / "abs.onnx", example_inputs=x)
+
+
+def test_complex_decomposition_of_itself_ends():
+    """A call without a rule whose decomposition contains it stays complex."""
+    function = lambda z: z.prod(-1)  # noqa: E731
+    inputs = [torch.randn(n, m, dtype=torch.cfloat) for n, m in ((2, 3), (4, 5))]
+    module = clika_compile(Calls(function), tracing_inputs=inputs)
+    z = torch.randn(5, 7, dtype=torch.cfloat)
+    torch.testing.assert_close(module(z), function(z))
 
 
 def test_complex_call_without_rule_stays_complex():

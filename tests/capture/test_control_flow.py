@@ -351,3 +351,58 @@ def test_cond_in_torch_compile_gives_no_warning(capsys):
     for call in CASES["cond"][2]:
         torch.testing.assert_close(compiled(*call), model(*call))
     assert "ignores the backward" not in capsys.readouterr().err
+
+
+class CountInBranch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x):
+        def write(x):
+            self.count.add_(1)
+            return x + self.count
+
+        return torch.cond(x.sum() > 0, lambda x: x * 2, write, (x,))
+
+
+def test_cond_branch_that_writes_names_branch_and_buffer():
+    """The error names which branch writes, and to what."""
+    with pytest.raises(ModelError, match=r"the branch for false writes to 'count'\. Return the new value"):
+        clika_compile(CountInBranch(), tracing_inputs=[torch.rand(1, 4), torch.rand(2, 4)])
+
+
+def test_while_loop_with_other_type_names_carried_value():
+    """The error names the carried value whose type the body changes, and both types."""
+
+    def double(x):
+        return while_loop(lambda x: x.sum() < 10, lambda x: ((x * 2).double(),), (x,))
+
+    message = r"returns carried value 0 with another type \(dtype: torch.float64 vs torch.float32\)"
+    with pytest.raises(ModelError, match=message):
+        clika_compile(double, tracing_inputs=[torch.rand(1, 4), torch.rand(2, 4)])
+
+
+class SizeInBranch(nn.Module):
+    """A branch on a size inside a branch that random inputs do not always take."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def choose(self, x):
+        return self.a(x) if x.shape[0] > 1 else self.b(x)
+
+    def forward(self, x):
+        return torch.cond(x.mean() > 0, self.choose, lambda x: x * 2, (x,))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_branch_on_size_inside_branch_stays_guarded(seed):
+    """A run that does not enter a branch is no evidence that its guards are irrelevant."""
+    torch.manual_seed(seed)
+    model, calls = SizeInBranch().eval(), [torch.randn(2, 5, 6) + 2, torch.randn(3, 7, 6) - 2]
+    module = clika_compile(model, tracing_inputs=calls, discard_input_model=False)
+    assert torch.equal(module(calls[1][:2, :1]), model(calls[1][:2, :1]))
+    with pytest.raises(ModelError, match="batch = 1"):
+        module(calls[0][:1])

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture.composites import PYTHON_FORMS
 from clika_ref.capture.decomposition import load_decompositions
+from clika_ref.capture.forms.composites import PYTHON_FORMS
 
 aten = torch.ops.aten
 

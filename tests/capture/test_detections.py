@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clika_ref import clika_compile
-from clika_ref.capture.detections import has_same_detections
+from clika_ref.capture.detections import has_same_detections, pair_rows
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,7 @@ def test_detections_with_other_labels_or_columns_differ(graph):
     assert not has_same_detections(graph, [boxes, labels], [boxes[:1].expand(100, 4), labels])
     assert not has_same_detections(graph, [boxes, labels], [boxes[:, :2], labels])
     assert has_same_detections(graph, [boxes[:0], labels[:0]], [boxes[:0], labels[:0]])
+    assert not has_same_detections(graph, [boxes, labels], [boxes[:0], labels[:0]])
 
 
 def test_detections_outputs_of_fixed_size_not_matched():
@@ -53,3 +54,24 @@ def test_detections_outputs_of_fixed_size_not_matched():
     fixed = clika_compile(lambda x: x * 2, tracing_inputs=[torch.rand(n, 4) for n in (5, 7)]).graph
     x = torch.rand(5, 4)
     assert not has_same_detections(fixed, [x], [x.flip(0)])
+
+
+def test_pair_rows_matches_rows_in_any_order():
+    """Each row gets the closest one with its label, in the order of the reference."""
+    boxes, labels = make_results(20)
+    order = torch.randperm(20)
+    (own, expected), (own_labels, expected_labels) = pair_rows([boxes[order] + 0.01, labels[order]], [boxes, labels])
+    assert torch.equal(expected, boxes)
+    assert torch.equal(own, boxes + 0.01)
+    assert torch.equal(own_labels, expected_labels)
+
+
+def test_pair_rows_without_match_paired_with_zeros():
+    """Rows of another label, further away than zeros, or on one side only, have no match."""
+    boxes = torch.tensor([[10.0, 10], [20, 20], [30, 30]])
+    found = torch.tensor([[30.0, 33], [10, 10], [500, 500]])
+    own, expected = pair_rows([found, torch.tensor([3, 9, 2])], [boxes, torch.tensor([1, 2, 3])])[0]
+    assert own.tolist() == [[0, 0], [0, 0], [30, 33], [10, 10], [500, 500]]
+    assert expected.tolist() == [[10, 10], [20, 20], [30, 30], [0, 0], [0, 0]]
+    for pair in (pair_rows([found[:0]], [boxes]), pair_rows([boxes], [found[:0]])):
+        assert [len(side) for side in pair[0]] == [3, 3]

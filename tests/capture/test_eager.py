@@ -157,3 +157,23 @@ def test_preserve_module_views_copied_with_parameters_only(stays):
     model.views = list(model.weight.detach().chunk(2))
     with preserve_module(replace(make_callable(model), is_preserved=stays)) as before:
         assert {t.elements is not None for t in before.tensors} == {stays}
+
+
+class PaddedEncoder(nn.Module):
+    """An encoder with padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+
+    def forward(self, x, mask=None):
+        return self.encoder(x, src_key_padding_mask=mask)
+
+
+def test_fast_path_of_encoder_with_padding_warned(capsys):
+    """The zeros that eager's fast path returns at padded positions are named, and only if there are some."""
+    x, mask = torch.randn(2, 5, 8), torch.arange(5).expand(2, -1) >= 4
+    clika_compile(PaddedEncoder().eval(), tracing_inputs=[(x, mask)])
+    assert "returns zeros at padded positions" in capsys.readouterr().err
+    clika_compile(PaddedEncoder().eval(), tracing_inputs=[(x,)])
+    assert "padded positions" not in capsys.readouterr().err

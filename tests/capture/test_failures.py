@@ -38,6 +38,19 @@ def test_capture_branch_on_data_names_line_and_remedy():
         assert f"  {tracer}: " in text, "each tracer's own reason is part of the message"
 
 
+def test_capture_loop_on_data_advises_a_loop():
+    """A loop that ends by values is advised to use `torch.while_loop`, not to choose with `torch.where`."""
+
+    def halve(x):
+        while x.sum() > 1:
+            x = x / 2
+        return x
+
+    with pytest.raises(ModelError, match=r"torch\.while_loop") as caught:
+        clika_compile(halve, tracing_inputs=[torch.ones(4)])
+    assert "torch.where" not in str(caught.value)
+
+
 def test_capture_proposed_remedy_works(compile_and_compare):
     """The remedy that the error proposes can be captured."""
 
@@ -420,9 +433,9 @@ def test_capture_missing_operators_in_no_grad_named():
     def call_missing_operators(x):
         with torch.no_grad():
             y = torch.linalg.eigvals(x).real
-        return torch.special.airy_ai(x) + y.sum()
+        return torch.linalg.ldl_factor(x).LD + y.sum()
 
-    with pytest.raises(ModelError, match=r"makes 2 unsupported calls.*\n.*linalg_eigvals.*\n.*airy_ai"):
+    with pytest.raises(ModelError, match=r"makes 2 unsupported calls.*\n.*linalg_eigvals.*\n.*linalg_ldl_factor"):
         clika_compile(call_missing_operators, tracing_inputs=[torch.rand(3, 3)])
 
 

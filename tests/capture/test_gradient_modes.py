@@ -237,11 +237,3 @@ def test_autograd_function_keywords_in_every_thread(monkeypatch, assert_gradient
         done.set()
         thread.join()
     assert not failed
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-def test_capture_gradient_in_forward_rejected_with_line():
-    """A gradient computed in forward raises an error with its line."""
-    model = Layers(lambda net, x: torch.func.grad(lambda y: y.pow(2).sum())(net.layer(x)))
-    with pytest.raises(ModelError, match=r"_unwrap_for_grad.* at test_gradient_modes\.py:\d+"):
-        clika_compile(model, tracing_inputs=[torch.randn(3, 4)])

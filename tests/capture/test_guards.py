@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import nn
 from torch._dynamo import mark_dynamic
+from torch.nn import functional
 from torch.utils._sympy.functions import FloorDiv
 from torchvision.models import swin_transformer
 
@@ -163,6 +164,26 @@ def test_guards_on_length_one():
         clika_compile(branch_on_length_one, tracing_inputs=[make_ones(1), make_ones(3)])
 
 
+def halve(x):
+    return functional.max_pool1d(functional.avg_pool1d(x, 2, 1), 3, 2, 1)
+
+
+def join_pyramid(x):
+    """Join features of a stride of 8 with those of a stride of 32, as detectors do."""
+    fine = halve(functional.max_pool1d(x, 1, 4))
+    return torch.cat([fine, functional.interpolate(halve(halve(fine)), scale_factor=4.0)], 1)
+
+
+def test_guards_on_nested_divisions_serve_each_equal_size():
+    """Sizes after pooling and upsampling must agree: an equation that sympy cannot solve for the length."""
+    module = clika_compile(join_pyramid, tracing_inputs=[torch.rand(1, 3, 64), torch.rand(2, 3, 192)])
+    for length in (96, 100, 128):
+        x = torch.rand(3, 3, length)
+        assert torch.equal(module(x), join_pyramid(x))
+    with pytest.raises(ModelError, match=r"x_2 = 112 \(dim 2 of 'x'\) violates Eq\(.* \(from .*test_guards.py:"):
+        module(torch.rand(3, 3, 112))
+
+
 def double_if_single(x):
     return x * 2 if x.shape[0] == 1 else x * 3
 
@@ -307,17 +328,17 @@ def test_guards_squeeze_keeps_rank():
     assert result.shape == (3,)
 
 
-def test_guards_loop_over_dim_fixes_length():
-    """A loop over a dim raises an error, because it fixes the length."""
+def test_guards_irregular_loop_fixes_length():
+    """A loop whose iterations compute different things raises an error, because it fixes the length."""
 
-    def sum_rows(x):
+    def sum_of_functions(x):
         total = x[0]
         for i in range(1, x.shape[0]):
-            total = total + x[i]
+            total = total + (torch.sin, torch.cos, torch.exp)[i % 3](x[i])
         return total
 
     with pytest.raises(ModelError, match=r"dim 0 of 'x' has the lengths 2, 3 in the inputs, but the model fixes it"):
-        clika_compile(sum_rows, tracing_inputs=[make_ones(2), make_ones(3)])
+        clika_compile(sum_of_functions, tracing_inputs=[make_ones(2), make_ones(3)])
 
 
 def test_guards_of_assertion_on_size():
@@ -394,8 +415,9 @@ def test_guards_window_attention_correct_or_error():
 def test_guards_swin_names_guard_line_and_groups():
     """The error for Swin with dynamic height and width has guard, line and groups."""
     torch.manual_seed(0)
-    # Two of the four stages of swin_t, one block each, on a quarter of its images: the last stage has the same sizes.
-    original = swin_transformer.SwinTransformer([4, 4], 24, [1, 1], [2, 2], [7, 7]).eval()
+    # Two of the four stages of swin_t, on a quarter of its images: the last stage has the same sizes. The second block
+    # of a stage shifts its windows, unless they are as large as the image.
+    original = swin_transformer.SwinTransformer([4, 4], 24, [1, 2], [2, 2], [7, 7]).eval()
     inputs = [torch.randn(1, 3, 56, 56), torch.randn(1, 3, 64, 80), torch.randn(1, 3, 64, 64)]
     branch = r"the graph is valid only if .* > 7 \(from torchvision/models/swin_transformer.py:\d+\)"
     groups = "Inputs 2 and 3 would share a graph, input 1 another. Compile once for each group"

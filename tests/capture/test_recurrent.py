@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from onnx_sessions import open_session
 from torch import nn
 
 from clika_ref import clika_compile
@@ -55,3 +56,25 @@ def test_recurrent_network_artifact_serves_length(tmp_path):
     module = clika_compile(Tagger(), tracing_inputs=[torch.randint(10, (2, 5)), torch.randint(10, (3, 8))])
     # The export compares the artifact with the module on this input.
     module.clika_export(tmp_path / "tagger.onnx", example_inputs=torch.randint(10, (4, 13)))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True, "bidirectional": True}],
+    ids=["plain", "two layers, two directions", "batch first, no bias"],
+)
+def test_projected_lstm_artifact_serves_length(options, tmp_path):
+    """The artifact of an LSTM with projections equals eager at other batches and lengths: outputs and states."""
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 6, proj_size=3, **options).eval()
+    inputs = [torch.randn(5, 2, 4), torch.randn(7, 3, 4)]
+    module = clika_compile(model, tracing_inputs=inputs, discard_input_model=False)
+    module.clika_export(tmp_path / "lstm.onnx")
+    session = open_session(tmp_path / "lstm.onnx")
+    for shape in ((1, 1, 4), (9, 5, 4)):
+        x = torch.randn(shape)
+        output, states = model(x)
+        found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        for actual, expected in zip(found, (output, *states), strict=True):
+            torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=0, atol=1e-6)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from clika_ref import clika_compile
+from clika_ref.stages import capture, interpret, load_registry, make_callable, make_calls
 
 SHAPES = ((2, 3, 8, 9), (3, 3, 10, 14))
 UNSEEN = (4, 3, 7, 5)
@@ -28,14 +29,16 @@ def transform(x):
         lambda x: F.avg_pool2d(x, 3, 3, 1, ceil_mode=True),
         lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
         lambda x: F.max_pool2d(x, (2, 3), (3, 2), dilation=(2, 1), ceil_mode=True),
+        lambda x: F.max_pool1d(x.flatten(1, 2), 3, 2, 1, ceil_mode=True),
+        lambda x: F.max_pool1d(x[0, 0], 2),
         transform,
         lambda x: torch.combinations(x[0, 0, 0]),
         lambda x: torch.combinations(x[0, 0, :, 0], 3, with_replacement=True),
     ],
     ids=[
         *("linspace", "linspace of sizes", "linspace to a size", "tensor", "as_tensor of floats", "as_tensor of one"),
-        *("avg_pool2d", "max_pool2d", "dilated max_pool2d", "affine_grid", "combinations"),
-        "combinations with replacement",
+        *("avg_pool2d", "max_pool2d", "dilated max_pool2d", "max_pool1d"),
+        *("max_pool1d of rows", "affine_grid", "combinations", "combinations with replacement"),
     ],
 )
 def test_function_of_sizes_stays_dynamic(function, tmp_path):
@@ -46,6 +49,22 @@ def test_function_of_sizes_stays_dynamic(function, tmp_path):
         x = torch.randn(shape)
         torch.testing.assert_close(module(x), function(x), rtol=0, atol=1e-6)
     module.clika_export(tmp_path / "model.onnx")
+
+
+def test_len_of_tensor_stays_dynamic_in_export():
+    """``len`` of a tensor is a size for the first tracer already."""
+
+    class Counted(nn.Module):
+        def forward(self, x):
+            return x.sum((1, 2, 3)).reshape(len(x), 1) / len(x[0]) + torch.zeros(len(x), 2) * len([x])
+
+    callee = make_callable(Counted())
+    calls = make_calls(callee, [torch.randn(shape) for shape in SHAPES])
+    captured = capture(callee, calls, load_registry())
+    assert captured.tracer == "torch.export"
+    x = torch.randn(UNSEEN)
+    torch.testing.assert_close(interpret(captured.graph, [x])[0][0], Counted()(x))
+    assert "len" not in globals()
 
 
 @pytest.mark.parametrize("is_left", [False, True])
@@ -84,3 +103,18 @@ def test_min_and_max_of_sizes_serve_any_order(tmp_path):
         x = torch.randn(shape)
         torch.testing.assert_close(module(x), average(x))
     module.clika_export(tmp_path / "model.onnx", example_inputs=torch.randn(2, 3, 13, 6))
+
+
+def test_range_with_step_of_size_keeps_length_dynamic():
+    """A loop over chunks of the whole length runs once, for any length; a range is still one of Python's."""
+
+    def sum_chunks(x):
+        assert isinstance(range(3), range)
+        assert issubclass(type(range(3)), range)
+        chunks = [x[:, start : start + x.shape[1]].cumsum(1) for start in range(0, x.shape[1], x.shape[1])]
+        return torch.stack(chunks)
+
+    module = clika_compile(sum_chunks, tracing_inputs=[torch.randn(2, 8), torch.randn(3, 12)])
+    for shape in ((1, 1), (4, 15)):
+        x = torch.randn(shape)
+        assert torch.equal(module(x), sum_chunks(x))

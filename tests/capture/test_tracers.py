@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +16,7 @@ from clika_ref.capture import capture
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.tracers import TRACERS, Tracer, select_tracers, trace
 from clika_ref.core.errors import ModelError
+from clika_ref.stages import load_registry, make_callable, make_calls
 
 
 class Model(nn.Module):
@@ -142,3 +145,61 @@ def test_trace_random_branch_rejected(model):
     with pytest.raises(ModelError, match=r"draws random numbers, which .* \(at test_tracers.py:\d+\)") as caught:
         clika_compile(model(), tracing_inputs=[torch.rand(3, 2)])
     assert "choose with torch.where(condition, a, b)" in str(caught.value)
+
+
+def test_trace_distributions_with_validation():
+    """Checks of arguments, which are on before dynamo runs, are not traced."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)
+    try:
+        module = clika_compile(find_log_prob, tracing_inputs=[torch.rand(1, 3), torch.rand(4, 3)])
+        assert torch.distributions.Distribution._validate_args
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
+    x = torch.rand(5, 3)
+    torch.testing.assert_close(list(module(x)), list(find_log_prob(x)))
+
+
+def find_log_prob(x):
+    normal = torch.distributions.Normal(x, torch.nn.functional.softplus(x))
+    chosen = torch.distributions.Categorical(logits=x)
+    return normal.log_prob(x * 2), chosen.log_prob(x.argmax(-1)), chosen.entropy()
+
+
+FRESH_SCAN = """
+import torch
+from torch._higher_order_ops.scan import scan
+from clika_ref import clika_compile
+
+layer = torch.nn.Linear(4, 4)
+
+def run(x):
+    return scan(lambda h, row: (torch.tanh(layer(h) + row), h * 2), torch.zeros(x.shape[1], 4), x)
+
+clika_compile(run, tracing_inputs=[torch.rand(3, 2, 4), torch.rand(5, 3, 4)])
+from torch._inductor.decomposition import decompositions
+forms = [found for found in decompositions.values() if getattr(found, "__module__", "").startswith("clika_ref.")]
+assert not forms, forms
+"""
+
+
+@pytest.mark.slow
+def test_trace_scan_first_in_process_leaves_inductor():
+    """The first scan of a process imports inductor, which must not keep the forms of a trace."""
+    done = subprocess.run([sys.executable, "-c", FRESH_SCAN], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_capture_skips_tracer_that_fixes_same_size():
+    """A size that ``int`` fixes is left to Dynamo at once: the second tracer runs the same code."""
+
+    class Halves(nn.Module):
+        def forward(self, x):
+            return x[:, : int(x.shape[1] // 2)] * 2
+
+    callee, steps = make_callable(Halves()), []
+    calls = make_calls(callee, [torch.randn(2, 6), torch.randn(3, 8)])
+    captured = capture.capture(callee, calls, load_registry(), progress=steps.append)
+    assert captured.tracer == "dynamo"
+    started = [tracer.name for tracer in TRACERS if f"tracing with {tracer.name}" in steps]
+    assert started == ["torch.export", "dynamo"]

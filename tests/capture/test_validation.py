@@ -8,7 +8,7 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.capture import importer
 from clika_ref.capture.symbols import TracedGuard
-from clika_ref.capture.validation import GuardEvidence
+from clika_ref.capture.validation import GuardEvidence, ProbeRun
 from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import Guard, make_symbol
 
@@ -42,15 +42,27 @@ def test_guard_evidence_tests_violated_guards_once():
     """One run tests all guards that it violates, and a failed run is not repeated."""
     a = make_symbol("a")
     low, two, other = (TracedGuard(Guard(g, ""), is_testable=True) for g in (a > 1, a > 2, sympy.Ne(a, 3)))
-    evidence = GuardEvidence([([low, two], True)])
+    evidence = GuardEvidence([ProbeRun([low, two], agreed=True, is_complete=True)])
     assert evidence.idle([low, two, other]) == [low, two]
     assert evidence.is_run_useful([low, two])
-    evidence.runs += [([two], False), ([two, other], True)]
+    evidence.runs += [
+        ProbeRun([two], agreed=False, is_complete=True),
+        ProbeRun([two, other], agreed=True, is_complete=True),
+    ]
     assert not evidence.is_run_useful([two]), "it was tested alone"
     assert evidence.idle([low, two, other]) == [low, other], "no other guard excludes what disagreed"
-    evidence.runs.append(([low, two], False))
+    evidence.runs.append(ProbeRun([low, two], agreed=False, is_complete=True))
     assert evidence.idle([low, two, other]) == [low, other], "the second one excludes it"
     assert not evidence.is_run_useful([low, two])
+
+
+def test_guard_evidence_of_bodies_needs_all_branches():
+    """A run that leaves out a branch of `torch.cond` shows nothing about guards of bodies."""
+    guard = TracedGuard(Guard(make_symbol("a") > 1, ""), is_testable=True, is_from_body=True)
+    evidence = GuardEvidence([ProbeRun([guard], agreed=True, is_complete=False)])
+    assert evidence.idle([guard]) == []
+    evidence.runs.append(ProbeRun([guard], agreed=True, is_complete=True))
+    assert evidence.idle([guard]) == [guard]
 
 
 @pytest.mark.parametrize("sizes", [1, 2], ids=["static", "dynamic"])
@@ -70,3 +82,15 @@ def test_validation_wrong_declared_dtype_rejected(monkeypatch, sizes):
         ModelError, match=r"mul.* returns torch.float32\[[23], 4\], not the type that the graph declares"
     ):
         clika_compile(multiply_in_half, tracing_inputs=inputs)
+
+
+def test_probes_stay_within_limits_of_operators():
+    """No run beyond the 16 million elements that a quantile allows: only lengths of loops are exceeded."""
+    lengths = []
+
+    def find_quantile(x):
+        lengths.append(x.shape[0])
+        return x.quantile(0.3, dim=0)
+
+    clika_compile(find_quantile, tracing_inputs=[torch.rand(3, 4), torch.rand(5, 4)])
+    assert max(length for length in lengths if isinstance(length, int)) < 1000

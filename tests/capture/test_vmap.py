@@ -65,3 +65,22 @@ def test_vmap_call_without_operator_named():
     """A call inside a region that no operator serves is named."""
     with pytest.raises(ModelError, match=r"airy_ai"):
         clika_compile(torch.vmap(torch.special.airy_ai), tracing_inputs=[torch.randn(2, 3)])
+
+
+def test_vmap_of_convolution_serves_any_mapped_size():
+    """A convolution mapped over a dynamic dim agrees with eager, also for more rows than NNPACK needs (16)."""
+    convolve = lambda a: torch.nn.functional.conv1d(a[None], torch.ones(4, 2, 3))[0]  # noqa: E731
+    function = torch.vmap(convolve, in_dims=1, out_dims=1)
+    module = clika_compile(function, tracing_inputs=[torch.randn(2, 3, 9), torch.randn(2, 5, 11)])
+    for rows in (1, 4, 24):
+        x = torch.randn(2, rows, 10)
+        torch.testing.assert_close(module(x), function(x))
+
+
+def test_vmap_of_convolution_over_weights_agrees():
+    """A convolution whose weights differ between the rows agrees with eager."""
+    weights = torch.randn(3, 4, 2, 3)
+    function = lambda x: torch.vmap(torch.nn.functional.conv1d, in_dims=(None, 0))(x, weights)  # noqa: E731
+    module = clika_compile(function, tracing_inputs=[torch.randn(1, 2, 9), torch.randn(2, 2, 11)])
+    x = torch.randn(4, 2, 10)
+    torch.testing.assert_close(module(x), function(x))
