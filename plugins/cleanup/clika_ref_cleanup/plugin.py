@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from clika_ref.core.hooks import hookimpl
 from clika_ref.core.passes import Pass
 from clika_ref_cleanup.addmm_to_linear import AddmmToLinear
+from clika_ref_cleanup.distribute_loops import DistributeLoops
 from clika_ref_cleanup.fold_batch_norm import FoldBatchNorm
 from clika_ref_cleanup.fold_constants import FoldConstants, FoldLiterals
 from clika_ref_cleanup.fold_padding import FoldPadding
@@ -28,6 +29,7 @@ def clika_ref_passes() -> Sequence[Pass]:
     """Return the passes; `after` orders them."""
     return [
         AddmmToLinear(),
+        DistributeLoops(),
         FoldBatchNorm(),
         FoldConstants(),
         FoldLiterals(),

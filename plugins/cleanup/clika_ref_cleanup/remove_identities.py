@@ -60,9 +60,7 @@ def remove_neutral_operand(node: Node, build: Builder):
 
 def _return_if_same_type(x: Any, node: Node, closeness: int = 0):
     """Return an operand to replace the result of a node, or `Skip` if its type differs."""
-    if x.type != node.output.type:
-        return Skip(f"changes {x.type} into {node.output.type}", closeness)
-    return x
+    return x if x.type == node.output.type else Skip("changes the type", closeness)
 
 
 class RemoveIdentities(RulePass):
