@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.core.errors import PassError
 from clika_ref.core.ir import Data, Graph, Node, Value
 from clika_ref.core.symbols import evaluate, is_symbolic, make_symbol
 from clika_ref.core.types import Origin, TensorType
+from clika_ref.torch_internals.symbols import check
+from clika_ref.torch_internals.tensors import FakeTensorMode, disable_fake_tensor_cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,11 +85,11 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
     symbols = sorted(_find_symbols((*operands, *attrs.values())), key=lambda s: s.name)
     sizes = {symbol.name: env.create_unbacked_symint() for symbol in symbols}
     for symbol in symbols:
-        torch._check(not symbol.is_nonnegative or sizes[symbol.name] >= 0)
+        check(not symbol.is_nonnegative or sizes[symbol.name] >= 0)
     own = {sizes[symbol.name].node.expr: symbol for symbol in symbols}
-    assumed = sum(map(len, env.deferred_runtime_asserts.values()))
     with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True) as mode, disable_fake_tensor_cache(mode):
         tensors = [_make_fake(t, sizes) for t in operands]
+        assumed = sum(map(len, env.deferred_runtime_asserts.values()))  # the sizes of operands are not negative
         results = _to_list(op(*tensors, **{k: _substitute_sizes(v, sizes) for k, v in attrs.items()}))
     deferred = [a.expr for asserts in env.deferred_runtime_asserts.values() for a in asserts][assumed:]
     lengths = {expr: make_symbol(symbol.name) for expr, symbol in own.items()}  # a number used as a size is nonnegative

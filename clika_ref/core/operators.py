@@ -17,6 +17,7 @@ from clika_ref.core.accuracy import COMPOSE, ErrorClass
 from clika_ref.core.errors import PluginError
 from clika_ref.core.samples import Call
 from clika_ref.core.traits import KEEP_FLOAT, QuantizationTrait
+from clika_ref.torch_internals.operators import OpOverload, get_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -66,7 +67,7 @@ class Operator:
     def __init__(
         self,
         reference: Callable[..., Any],
-        overloads: tuple[torch._ops.OpOverload, ...],
+        overloads: tuple[OpOverload, ...],
         quant: QuantizationTrait,
         error: ErrorClass,
         *,
@@ -84,7 +85,7 @@ class Operator:
         self.sampler: Callable[..., Call] | None = None
         self.type_rule: Callable[..., Any] | None = None
         self.write_back_rule: Callable[..., Any] | None = None
-        self.converters: dict[torch._ops.OpOverload | str, Callable[..., Call]] = {}
+        self.converters: dict[OpOverload | str, Callable[..., Call]] = {}
         for overload in overloads:
             self.converters[overload] = _Binder(self, overload)
 
@@ -125,7 +126,7 @@ class Operator:
         absent = (None,) * sum(p.optional and not p.variadic for p in self.operands[len(operands) :])
         return Call((*operands, *absent), {**self.attributes, **attrs})
 
-    def convert_call(self, overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Call:
+    def convert_call(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Call:
         """Convert a PyTorch call, an ATen ``overload`` with its ``args`` and ``kwargs``, to a call of this operator."""
         convert = self.converters.get(overload) or self.converters.get(str(overload), self.call)
         return convert(*args, **kwargs)
@@ -153,9 +154,7 @@ class Operator:
         self.write_back_rule = rule
         return rule
 
-    def from_torch(
-        self, *overloads: torch._ops.OpOverload | str
-    ) -> Callable[[Callable[..., Call]], Callable[..., Call]]:
+    def from_torch(self, *overloads: OpOverload | str) -> Callable[[Callable[..., Call]], Callable[..., Call]]:
         """Declare how to convert ATen ``overloads`` with other arguments, by a function of these arguments.
 
         It returns ``operator.call(...)``.
@@ -173,7 +172,7 @@ class Operator:
 
 
 def operator(
-    *overloads: torch._ops.OpOverload,
+    *overloads: OpOverload,
     quant: QuantizationTrait = KEEP_FLOAT,
     error: ErrorClass = COMPOSE,
     random: bool | str = False,
@@ -239,10 +238,10 @@ def _to_tuple(default: Any) -> Any:
 class _Binder:
     """Binds the arguments of one ATen overload to an operator's schema: attributes by name, operands in order."""
 
-    def __init__(self, op: Operator, overload: torch._ops.OpOverload) -> None:
+    def __init__(self, op: Operator, overload: OpOverload) -> None:
         self.operator = op
-        self.names = [a.name for a in overload._schema.arguments]
-        self.defaults = {a.name: _to_tuple(a.default_value) for a in overload._schema.arguments}
+        self.names = [a.name for a in get_schema(overload).arguments]
+        self.defaults = {a.name: _to_tuple(a.default_value) for a in get_schema(overload).arguments}
         others = [n for n in self.names if n not in op.attributes]
         self.variadic = bool(op.operands) and op.operands[-1].variadic
         count = len(op.operands)
@@ -251,7 +250,7 @@ class _Binder:
         if len(self.operand_names) < sum(not p.optional for p in op.operands) or missing:
             raise PluginError(
                 f"operator {op.name}{inspect.signature(op.reference)}: the signature does not match "
-                f"{overload}{overload._schema}. Give its attributes ATen's names, or declare "
+                f"{overload}{get_schema(overload)}. Give its attributes ATen's names, or declare "
                 f"@{op.name}.from_torch({overload})."
             )
 
@@ -278,6 +277,6 @@ def format_schema(op: Operator) -> str:
     return f"{op.name}{inspect.signature(op.reference)}"
 
 
-def index_by_overload(operators: Iterable[Operator]) -> Mapping[torch._ops.OpOverload | str, Operator]:
+def index_by_overload(operators: Iterable[Operator]) -> Mapping[OpOverload | str, Operator]:
     """Index ``operators`` by the ATen overloads that they represent; overloads of other libraries are names."""
     return {overload: op for op in operators for overload in op.converters}

@@ -19,6 +19,7 @@ from clika_ref.core.operators import Operator, index_by_overload
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.targets import Target, invalid_target_reason
 from clika_ref.core.visualizers import Visualizer
+from clika_ref.torch_internals.operators import OpOverload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -60,11 +61,11 @@ class Registry:
     operators: Mapping[str, Operator]
     passes: Mapping[str, Pass]
     targets: Mapping[str, Target]
-    overloads: Mapping[torch._ops.OpOverload | str, Operator] = field(repr=False)
+    overloads: Mapping[OpOverload | str, Operator] = field(repr=False)
     """Operators by the ATen overloads that they implement."""
     visualizers: Mapping[str, Visualizer] = field(default_factory=dict[str, Visualizer])
 
-    def operator_for(self, overload: torch._ops.OpOverload) -> Operator | None:
+    def operator_for(self, overload: OpOverload) -> Operator | None:
         """Return the operator for an ATen overload, or None."""
         return self.overloads.get(overload) or self.overloads.get(str(overload))
 

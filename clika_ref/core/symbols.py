@@ -13,9 +13,9 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import sympy
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.symbols import torch_sympy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,6 +14,7 @@ from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call
 from clika_ref.core.traits import KEEP_FLOAT
+from clika_ref.torch_internals.operators import OpOverload, get_schema
 
 
 class GenericOperator(Operator):
@@ -23,14 +24,14 @@ class GenericOperator(Operator):
     operand ``i``, also inside lists.
     """
 
-    def __init__(self, overload: torch._ops.OpOverload) -> None:
+    def __init__(self, overload: OpOverload) -> None:
         def reference(*operands: Any, arguments: tuple[Any, ...] = ()) -> Any:
             return overload(**{name: fill_operands(value, operands) for name, value in arguments})
 
-        many = len(overload._schema.returns) > 1 or isinstance(overload._schema.returns[0].type, torch.ListType)
+        many = len(get_schema(overload).returns) > 1 or isinstance(get_schema(overload).returns[0].type, torch.ListType)
         reference.__annotations__["return"] = "tuple" if many else "Tensor"
         reference.__name__ = reference.__qualname__ = str(overload).replace(".", "_")
-        reference.__doc__ = f"``{overload._schema}``, as PyTorch computes it."
+        reference.__doc__ = f"``{get_schema(overload)}``, as PyTorch computes it."
         random = torch.Tag.nondeterministic_seeded in overload.tags
         super().__init__(reference, (), KEEP_FLOAT, COMPOSE, random=random)
         self.name = str(overload)
@@ -39,7 +40,7 @@ class GenericOperator(Operator):
 
     def convert(self, *args: Any, **kwargs: Any) -> Call:
         """Separate the tensors from the other arguments of an ATen call."""
-        names = [a.name for a in self.overload._schema.arguments]
+        names = [a.name for a in get_schema(self.overload).arguments]
         operands: list[Any] = []
 
         def replace_tensors(item: Any) -> Any:
@@ -61,7 +62,7 @@ def fill_operands(item: Any, operands: Sequence[Any]) -> Any:
 
 
 @cache
-def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
+def torchlib_operator(overload: OpOverload) -> Operator | None:
     """Return the generic operator of an overload with torchlib's lowering, or None if torchlib has none.
 
     It is always the same one, with the name of the overload: ``aten.erfinv.default``.
@@ -77,9 +78,7 @@ def _load_torchlib_lowerings() -> Any:
     return import_module("clika_ref.onnx_export.torchlib")  # takes 1.5 s, and few models need it
 
 
-def _lower_with_torchlib(
-    overload: torch._ops.OpOverload, op: Any, *operands: Any, arguments: tuple[tuple[str, Any], ...]
-) -> Any:
+def _lower_with_torchlib(overload: OpOverload, op: Any, *operands: Any, arguments: tuple[tuple[str, Any], ...]) -> Any:
     def bind_arguments(values: Sequence[Any]) -> dict[str, Any]:
         return {name: fill_operands(value, values) for name, value in arguments}
 
@@ -87,7 +86,7 @@ def _lower_with_torchlib(
 
 
 def find_operator(
-    name: str, declared: Mapping[str, Operator], generic: Callable[[torch._ops.OpOverload], Operator | None]
+    name: str, declared: Mapping[str, Operator], generic: Callable[[OpOverload], Operator | None]
 ) -> Operator | None:
     """Return the operator of a name: a declared one, or the result of ``generic`` for the overload of that name.
 
@@ -98,4 +97,4 @@ def find_operator(
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload, None) if overload else None
-    return generic(found) if isinstance(found, torch._ops.OpOverload) else None
+    return generic(found) if isinstance(found, OpOverload) else None

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import atom_to_number, is_symbolic
+from clika_ref.torch_internals.symbols import torch_sympy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,6 +144,10 @@ class SizeEmitter:
         a, b = (self.op.cast(self.emit_vector(x), torch.float64) for x in expr.args)
         return self.op.Div(a, b)
 
+    def _where(self, expr: sympy.Basic) -> ir.Value:
+        condition, *choices = expr.args
+        return self.op.Where(self.emit_vector(condition), *self._promote(*choices))
+
     def _mod(self, expr: sympy.Basic) -> ir.Value:
         return self.op.Mod(*self._promote(*expr.args))
 
@@ -188,6 +192,7 @@ EXPR_RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
     torch_sympy.RoundToInt: lambda s, e: s._round("Round", e),
     torch_sympy.TruncToInt: SizeEmitter._truncate,
     torch_sympy.Identity: lambda s, e: s.emit_vector(e.args[0]),
+    torch_sympy.Where: SizeEmitter._where,
     sympy.floor: lambda s, e: s._round("Floor", e),
     sympy.Eq: lambda s, e: s._fold("Equal", e),
     sympy.Ne: lambda s, e: s.op.Not(s._fold("Equal", e)),

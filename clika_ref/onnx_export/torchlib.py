@@ -14,27 +14,28 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import InlinePass
 from onnxscript import evaluator, values
-from torch.onnx._internal.exporter import _building, _registration, _tensors
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.onnx_export.builder import OPSET, OnnxBuilder
 from clika_ref.onnx_export.dtypes import to_onnx
+from clika_ref.torch_internals.operators import OpOverload, get_schema
+from clika_ref.torch_internals.torchlib import ONNXRegistry, OpRecorder, SymbolicTensor
 
 
 @lru_cache(maxsize=1)
-def _load_torchlib() -> _registration.ONNXRegistry:
-    return _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+def _load_torchlib() -> ONNXRegistry:
+    return ONNXRegistry.from_torchlib(opset_version=OPSET)
 
 
-def has_lowering(overload: torch._ops.OpOverload) -> bool:
+def has_lowering(overload: OpOverload) -> bool:
     """Whether torchlib lowers an overload to values; lists of tensors become ONNX sequences, which do not count."""
-    is_list = any(isinstance(returned.type, torch.ListType) for returned in overload._schema.returns)
+    is_list = any(isinstance(returned.type, torch.ListType) for returned in get_schema(overload).returns)
     return not is_list and bool(_load_torchlib().get_decomps(overload))
 
 
 def lower(
-    overload: torch._ops.OpOverload,
+    overload: OpOverload,
     op: OnnxBuilder,
     operands: Sequence[Any],
     bind_arguments: Callable[[Sequence[Any]], dict[str, Any]],
@@ -48,7 +49,7 @@ def lower(
         bind_arguments: returns all arguments of the call by name, with the given values in place of its tensors.
     """
     opset = values.Opset("", OPSET)
-    recorder = _building.OpRecorder(opset, {})
+    recorder = OpRecorder(opset, {})
     stand_ins = [_make_placeholder(op, opset, value, i) for i, value in enumerate(operands)]
     given = {name: _to_onnx_argument(value) for name, value in bind_arguments(stand_ins).items()}
     function = _load_torchlib().get_decomps(overload)[0].onnx_function
@@ -67,7 +68,7 @@ def lower(
 
 
 def _inline_functions(
-    recorder: _building.OpRecorder, inputs: list[ir.Value], outputs: list[ir.Value]
+    recorder: OpRecorder, inputs: list[ir.Value], outputs: list[ir.Value]
 ) -> tuple[list[ir.Node], list[ir.Value]]:
     """Return the recorded nodes and ``outputs`` with torchlib's local functions inlined."""
     if not recorder.functions:
@@ -84,11 +85,11 @@ def _inline_functions(
     return nodes, found
 
 
-def _split_arguments(overload: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _split_arguments(overload: OpOverload, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Split arguments as in ATen's schema: positional ones, and keyword-only ones by name."""
-    named = {a.name: given.pop(a.name) for a in overload._schema.arguments if a.kwarg_only and a.name in given}
+    named = {a.name: given.pop(a.name) for a in get_schema(overload).arguments if a.kwarg_only and a.name in given}
     positional: list[Any] = []
-    for a in overload._schema.arguments:
+    for a in get_schema(overload).arguments:
         if not given:
             break
         positional.append(given.pop(a.name) if a.name in given else a.default_value)
@@ -98,7 +99,7 @@ def _split_arguments(overload: torch._ops.OpOverload, given: dict[str, Any]) -> 
 def _make_placeholder(op: OnnxBuilder, opset: values.Opset, value: ir.Value, index: int) -> ir.Value:
     shape = ir.Shape([d if isinstance(d, int) else str(d) for d in op.shape(value)])
     dtype = ir.TensorType(to_onnx(op.dtype(value)))
-    return _tensors.SymbolicTensor(opset, name=f"operand_{index}", shape=shape, type=dtype)
+    return SymbolicTensor(opset, name=f"operand_{index}", shape=shape, type=dtype)
 
 
 def _to_onnx_argument(value: Any) -> Any:

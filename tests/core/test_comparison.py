@@ -26,5 +26,12 @@ def test_describe_difference_of_unequal_results_names_it(expected, actual, text)
     assert describe_difference(expected, actual, 1024) == text
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_describe_difference_of_half_complex_compares_parts():
+    x = torch.tensor([1 + 2j, 3 - 1j]).to(torch.complex32)
+    assert describe_difference(x, x.clone()) is None
+    assert "off by 1" in str(describe_difference(x, torch.tensor([1 + 2j, 3 - 2j]).to(torch.complex32), 16))
+
+
 def test_describe_differences_omits_equal_results():
     assert describe_differences([1, ONE, 2], [1, ONE, 3]) == {2: "3 instead of 2"}

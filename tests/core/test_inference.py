@@ -12,6 +12,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import make_symbol
 from clika_ref.core.types import Origin, TensorType
+from clika_ref.torch_internals.symbols import FloorDiv
 
 N, M = make_symbol("n"), make_symbol("m")
 
@@ -32,6 +33,12 @@ def test_infer_types_symbolic_shapes_keep_symbols(operator_table):
     assert infer_types(operator_table["neg"], [float32(N, 3, N + 1)], {}) == (float32(N, 3, N + 1),)
     first, second = infer_types(operator_table["split_in_half"], [float32(2 * N, M)], {})
     assert first == second == float32(N, M)
+
+
+def test_infer_types_operand_sizes_are_not_negative(operator_table):
+    """A size of an operand may be a difference, whose sign no rule finds."""
+    size = (FloorDiv(N - 1, 8) + 1) * (FloorDiv(M - 1, 8) + 1)
+    assert infer_types(operator_table["add"], [float32(N, size, 3), float32(3)], {}) == (float32(N, size, 3),)
 
 
 def test_infer_types_attribute_may_hold_expression(operator_table):

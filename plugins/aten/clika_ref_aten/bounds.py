@@ -13,6 +13,7 @@ from torch.types import Number
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.traits import OWN_QPARAMS
+from clika_ref.torch_internals.operators import OpOverload
 from clika_ref_aten.elementwise import ALL_DTYPES, NUMBERS, binary_sampler, draw_operand_for, sign_bit
 from clika_ref_aten.families import name_reference
 from clika_ref_aten.ordering import lower_clip, lower_min_max
@@ -44,7 +45,7 @@ def _nan_ignoring_lowering(op_type: str, wins: str) -> Callable[..., Any]:
     return lower
 
 
-def _declare_bound(name: str, doc: str, lowering: Callable[..., Any], *aliases: torch._ops.OpOverload) -> Operator:
+def _declare_bound(name: str, doc: str, lowering: Callable[..., Any], *aliases: OpOverload) -> Operator:
     """Declare an elementwise maximum or minimum."""
     function = getattr(torch, name)
 

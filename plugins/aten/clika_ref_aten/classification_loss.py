@@ -13,6 +13,7 @@ from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import FLOATS, reshape_per_channel
+from clika_ref_aten.indexing import as_vector
 from clika_ref_aten.loss import REDUCE_MEAN, REDUCE_NONE, REDUCE_SUM, draw_reduction, handle_empty_mean, reduce_losses
 from clika_ref_aten.reduction import mean_of
 
@@ -218,6 +219,7 @@ def multi_margin_loss(
 @multi_margin_loss.onnx
 @handle_empty_mean
 def _(op, x, target, weight, *, p, margin, reduction):
+    x = as_vector(op, x)
     axis = _class_axis(op, x)
     axes = op.ints([axis])
     classes = op.scalar(op.shape(x)[axis], torch.int64)
@@ -239,7 +241,8 @@ multi_margin_loss.types(_loss_type)
 @multi_margin_loss.samples
 def _(draw, s):
     classes = draw(s.integers(2, 5))
-    shape = (draw(s.integers(1, 4)), classes) if draw(s.booleans()) else (classes,)
+    shape = draw(s.choice((draw(s.integers(1, 4)), classes), (classes,), ()))
+    classes = classes if shape else 1
     x = draw(s.tensor(shape=shape, dtype=FLOATS[::2]))
     target = draw(s.tensor(shape=shape[:-1], dtype=torch.int64, low=0, high=classes - 1, domain=(0, classes - 1)))
     weight = draw(s.tensor(shape=(classes,), dtype=x.dtype, low=0.1)) if draw(s.booleans()) else None

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.types import Number
 
 from clika_ref.core.operators import Body, operator
+from clika_ref.core.symbols import is_symbolic
 
 
 @operator()
@@ -32,7 +33,8 @@ def _(op, predicate, *operands, when_true, when_false):
 def _to_condition(op, predicate):
     """Return a predicate as a 0-d bool."""
     value = op.like_scalar(predicate, torch.bool)
-    return value if op.rank(value) == 0 else op.declare(op.Reshape(value, op.ints([])), torch.bool)
+    is_scalar = value is not predicate or op.rank(value) == 0  # a number becomes a 0-d value
+    return value if is_scalar else op.declare(op.Reshape(value, op.ints([])), torch.bool)
 
 
 @operator()
@@ -80,8 +82,9 @@ def scan(*operands: Tensor | Number, carried: int, scanned: int, body: Body) -> 
         results = body(*state, *row, *others)
         state = results[:carried]
         found.append(results[carried:])
-    if not found:
-        raise ValueError("there are no rows to scan")
+    if not found:  # the body shows the types of the results
+        row = [x.new_zeros(x.shape[1:]) for x in map(torch.as_tensor, rows)]
+        return (*state, *(x.new_empty((0, *x.shape)) for x in body(*state, *row, *others)[carried:]))
     return (*state, *(torch.stack(column) for column in zip(*found, strict=True)))
 
 
@@ -98,5 +101,32 @@ def _(op, *operands, carried, scanned, body):
         results = [*(inner[i] for i in kept), *body(*inner.values())]
         graph = step.finish(results, [*(types[i] for i in kept), *body.output_types])
     given = [values[i] for i in (*kept, *range(carried + scanned))]
-    made = op.Scan(*given, body=graph, num_scan_inputs=scanned, outputs=len(kept) + len(op.results))
-    return made[len(kept) :] if isinstance(made, tuple) else made
+    results = [*(types[i] for i in (*kept, *range(carried))), *op.results[carried:]]
+    return scan_rows(op, given, graph, scanned, results)[len(kept) :]
+
+
+def scan_rows(op, given, body, scanned, types, count=None):
+    """Return the results of ONNX's ``Scan``, of the given types; without rows, the states and empty results.
+
+    ``count`` is the number of rows, if the last of ``given`` is an intermediate, with a shape that is unknown.
+
+    Runtimes reject a ``Scan`` without rows. An ``If`` skips it if there may be none, such as for a length minus 1.
+    """
+
+    def run():
+        made = op.Scan(*given, body=body, num_scan_inputs=scanned, outputs=len(types))
+        return made if isinstance(made, tuple) else (made,)
+
+    def skip():
+        return [*states, *(op.Expand(op.scalar(0, t.dtype), op.ints(t.shape)) for t in types[len(states) :])]
+
+    states, count = given[: len(given) - scanned], op.shape(given[-1])[0] if count is None else count
+    if not is_symbolic(count) or not op.sizes.may_be_zero(count):
+        return skip() if count == 0 else run()
+    with op.subgraph() as full:
+        some = full.finish(run(), types)
+    with op.subgraph() as empty:
+        none = empty.finish(skip(), types)
+    has_rows = op.Greater(op.Reshape(op.ints([count]), op.ints([])), op.scalar(0, torch.int64))
+    made = op.If(has_rows, then_branch=some, else_branch=none, outputs=len(types))
+    return made if isinstance(made, tuple) else (made,)

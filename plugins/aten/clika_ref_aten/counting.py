@@ -14,6 +14,7 @@ from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import unary_sampler
 from clika_ref_aten.indexing import as_vector, broadcast_shape, expand_to, reject_data_dependent_size
+from clika_ref_aten.size_arithmetic import OPEN_END
 
 aten = torch.ops.aten
 
@@ -176,11 +177,15 @@ def _(draw, s):
 # Unique elements
 
 
+def _widen_integers(op, x):
+    """Return bools and small integers as int64: ONNX Runtime lacks kernels for them."""
+    return op.cast(x, torch.int64) if op.dtype(x) in (torch.bool, torch.int32, torch.int16, torch.uint8) else x
+
+
 def _unique(op, x, *, inverse, counts, axis=None):
     """Return the sorted unique elements, the inverse indices and the counts."""
     dtype = op.dtype(x)
-    narrow = dtype in (torch.bool, torch.int32, torch.int16, torch.uint8)
-    values, _, indices, amounts = op.Unique(op.cast(x, torch.int64) if narrow else x, axis=axis, sorted=1, outputs=4)
+    values, _, indices, amounts = op.Unique(_widen_integers(op, x), axis=axis, sorted=1, outputs=4)
     indices, amounts = op.declare(indices, torch.int64), op.declare(amounts, torch.int64)
     none = op.constant(torch.zeros(0), torch.int64)
     return op.cast(values, dtype), indices if inverse else none, amounts if counts else none
@@ -240,3 +245,60 @@ def _(draw, s):
     x = draw(s.tensor(rank=(1, 3), dtype=(torch.float32, torch.int64), low=0, high=1))
     asked = {"return_inverse": draw(s.booleans()), "return_counts": draw(s.booleans())}
     return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)), sorted=draw(s.booleans()), **asked)
+
+
+@operator(aten.unique_consecutive.default, error=EXACT)
+def unique_consecutive(
+    x: Tensor, *, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the elements that differ from those before them, or slices along ``dim``, with indices and counts."""
+    return aten.unique_consecutive(x, return_inverse, return_counts, dim)
+
+
+unique_consecutive.types(reject_data_dependent_size)
+
+
+@unique_consecutive.onnx
+def _(op, x, *, return_inverse, return_counts, dim):
+    shape, dtype = op.shape(x), op.dtype(x)
+    whole = _widen_integers(op, x)
+    dim = None if op.rank(x) == 1 and dim == 0 else dim  # as in eager, which does not do so for -1
+    axis, rows = (dim % op.rank(x), whole) if dim is not None else (0, op.Reshape(whole, op.ints([-1])))
+    count = shape[axis] if dim is not None else math.prod(shape)
+    is_start = op.Slice(
+        _mark_starts(op, rows, axis, None if dim is None else op.rank(x)), op.ints([0]), op.ints([count])
+    )
+    start = op.declare(op.Squeeze(op.NonZero(is_start), op.ints([0])), torch.int64)
+    values = op.cast(op.declare(op.Gather(rows, start, axis=axis), op.dtype(whole)), dtype)
+    none = op.constant(torch.zeros(0), torch.int64)
+    has_all = dim is not None  # as in eager
+    inverse, amounts = none, none
+    if return_inverse or has_all:
+        number = op.CumSum(op.cast(is_start, torch.int64), op.scalar(0, torch.int64))
+        inverse = op.declare(op.Sub(number, op.scalar(1, torch.int64)), torch.int64)
+        inverse = inverse if has_all else op.reshape(inverse, shape)
+    if return_counts or has_all:
+        ends = op.Concat(op.Slice(start, op.ints([1]), op.ints([OPEN_END])), op.ints([count]), axis=0)
+        amounts = op.declare(op.Sub(ends, start), torch.int64)
+    return values, inverse, amounts
+
+
+def _mark_starts(op, rows, axis, rank):
+    """Return whether each slice along an axis differs from the one before it; one more element if there are none."""
+    before = op.Slice(rows, op.ints([0]), op.ints([-1]), op.ints([axis]))
+    after = op.Slice(rows, op.ints([1]), op.ints([OPEN_END]), op.ints([axis]))
+    differs = op.Not(op.Equal(before, after))
+    others = [d for d in range(rank or 1) if d != axis]
+    if others:
+        counts = op.ReduceMax(op.cast(op.declare(differs, torch.bool), torch.int32), op.ints(others), keepdims=0)
+        differs = op.Greater(counts, op.scalar(0, torch.int32))
+    first = op.constant(torch.ones(1), torch.bool)
+    return op.declare(op.Concat(first, differs, axis=0), torch.bool)
+
+
+@unique_consecutive.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(0, 3), dtype=(torch.float32, torch.int64, torch.bool, torch.int32), low=0, high=1))
+    asked = {"return_inverse": draw(s.booleans()), "return_counts": draw(s.booleans())}
+    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank and draw(s.booleans()) else None
+    return s.call(x, dim=dim, **asked)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.types import Number
-from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, TruncToInt
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import KEEP_FLOAT, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import CeilToInt, FloatTrueDiv, TruncToInt
 from clika_ref_aten.elementwise import python_type_of
 from clika_ref_aten.families import name_reference
 from clika_ref_aten.size_arithmetic import is_nonnegative, make_index_range

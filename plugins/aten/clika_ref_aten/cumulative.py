@@ -11,7 +11,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT, SOFTMAX
 from clika_ref.core.errors import TargetError
@@ -19,6 +18,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import torch_sympy
 from clika_ref_aten.reduction import SUMMABLE_DTYPES
 
 aten = torch.ops.aten

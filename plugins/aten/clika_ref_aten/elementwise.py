@@ -14,6 +14,7 @@ from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import KEEP_FLOAT, QuantizationTrait
+from clika_ref.torch_internals.operators import OpOverload
 from clika_ref_aten.families import name_reference
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def choose(op, condition, x, y):
 
 def unary_operator(
     function: Callable[..., Any],
-    *overloads: torch._ops.OpOverload,
+    *overloads: OpOverload,
     error: ErrorClass,
     quant: QuantizationTrait = KEEP_FLOAT,
     **description: Any,

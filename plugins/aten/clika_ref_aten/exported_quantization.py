@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the calls; an exporter looks them up before it traces
 from torch import Tensor
 from torch.types import Number
 
-QUANTIZED_DECOMPOSED: Any = torch.ops.quantized_decomposed
+from clika_ref.torch_internals.exported_quantization import QUANTIZED_DECOMPOSED
 
 FOUR_BITS, ONNX_INT4, INT4_OPSET = 4, 22, 21
 """A bit width, ONNX's data type of that width (INT4), and the first opset with INT4 and block-wise scales."""

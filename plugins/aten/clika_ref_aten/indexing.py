@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.errors import PassError, TargetError
@@ -15,6 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import torch_sympy
 
 aten = torch.ops.aten
 
@@ -222,7 +222,7 @@ def match_rank(op, x, result):
 
 def as_vector(op, x):
     """Return a 0-d tensor as a vector of one element, others unchanged: ATen mixes the two in gather and scatter."""
-    return x if op.rank(x) else op.reshape(x, (1,))
+    return x if op.rank(x) else op.declare(op.reshape(x, (1,)), TensorType(op.dtype(x), (1,)))
 
 
 @operator(aten.gather.default, quant=SHARED_QPARAMS, error=EXACT)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._sympy.functions import Min
 
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import Min
 from clika_ref_aten.families import name_reference
 from clika_ref_aten.spatial import (
     POOLED_INDICES,
@@ -70,12 +70,17 @@ def _window_count(n, k, s, p, d, *, ceil_mode) -> Any:
 
 
 def _type_rule(dims, *extra):
-    """Return the type rule of a pooling: fake tensors check whether a symbolic dim is large enough."""
+    """Return the type rule of a pooling: fake tensors check whether a symbolic dim is large enough.
+
+    The rule rejects an explicit padding with ``ceil_mode``, as a window may start in that padding.
+    """
 
     def rule(x, *, kernel_size, stride, padding, dilation=1, ceil_mode, **_):
         lengths = x.shape[-dims:]
         kernel, strides, own, dilations = _window_attributes(dims, kernel_size, stride, padding, dilation)
         if is_explicit(padding, dims):
+            if ceil_mode:
+                raise ValueError(f"a pooling with padding={padding!r} and ceil_mode=True. Use ceil_mode=False.")
             counts = count_explicit_windows(padding, lengths, kernel, strides, dilations)
         else:
             windows = zip(lengths, kernel, strides, own, dilations, strict=True)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
-from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.types import TensorType
+from clika_ref_aten.control_flow import scan_rows
 from clika_ref_aten.families import name_reference
 from clika_ref_aten.float_layers import float_layer
 
@@ -70,11 +71,6 @@ def _make_lowering(op_type, gates, **attrs):
         initial, params = operands[:states], operands[states:]
         per_direction, directions = 4 if has_biases else 2, 2 if bidirectional else 1
         per_layer = directions * per_direction
-        if len(params) != num_layers * per_layer:
-            raise TargetError(
-                f"{op_type.lower()} with {len(params)} parameters for {num_layers} layers: ONNX does not support a "
-                "projection of the hidden state. Build the network with proj_size=0."
-            )
         hidden = op.shape(params[1])[-1]
         if batch_first:
             x = op.Transpose(x, perm=[1, 0, 2])
@@ -130,6 +126,65 @@ def _stack_parameters(op, directions, gates):
     return (*weights, concat([op.Concat(w, r, axis=1) for w, r in zip(*columns[2:], strict=True)]))
 
 
+def _lower_projected_lstm(op, x, h, c, params, *, num_layers, bidirectional, batch_first):
+    """Lower an LSTM with projections, for which ONNX has no node: one ``Scan`` for each layer and direction."""
+    directions = 2 if bidirectional else 1
+    count = num_layers * directions
+    per_direction, dtype = len(params) // count, op.dtype(x)
+    batch, length = op.shape(x)[:2] if batch_first else op.shape(x)[1::-1]
+    width, hidden = op.shape(params[per_direction - 1])
+    types = [TensorType(dtype, shape) for shape in ((batch, width), (batch, hidden), (length, batch, width))]
+    if batch_first:
+        x = op.Transpose(x, perm=[1, 0, 2])
+    initial = [[op.Squeeze(row, op.ints([0])) for row in _split_layers(op, state, count, 1)] for state in (h, c)]
+    finals = []
+    for layer in range(num_layers):
+        found = []
+        for position in range(layer * directions, (layer + 1) * directions):
+            own = params[position * per_direction : (position + 1) * per_direction]
+            is_reverse = position % directions == 1
+            *last, rows = _scan_projected(op, x, initial[0][position], initial[1][position], own, types, is_reverse)
+            finals.append([op.Unsqueeze(state, op.ints([0])) for state in last])
+            found.append(rows)
+        x = found[0] if directions == 1 else op.Concat(*found, axis=2)
+    if batch_first:
+        x = op.Transpose(x, perm=[1, 0, 2])
+    return (x, *(parts[0] if count == 1 else op.Concat(*parts, axis=0) for parts in zip(*finals, strict=True)))
+
+
+def _scan_projected(op, x, h, c, params, types, is_reverse):
+    """Return both final states and all projected states, of the given types, of one direction over ``x[t, b, i]``."""
+    w_ih, w_hh, *biases, projection = params
+    gates = op.MatMul(x, op.Transpose(w_ih, perm=[1, 0]))
+    for bias in biases:
+        gates = op.Add(gates, bias)
+    if is_reverse:
+        gates = _reverse_rows(op, gates)
+    *states, all_states = types
+    dtype, (batch, hidden) = states[1].dtype, states[1].shape
+    row = TensorType(dtype, (batch, 4 * hidden))
+    # OpenVINO's Scan reads only constants from outside, so other weights become state.
+    weights, kept = [w_hh, projection], [w for w in (w_hh, projection) if not op.is_constant(w)]
+    kept_types = [TensorType(dtype, tuple(op.shape(w))) for w in kept]
+    with op.subgraph(is_closed=True) as step:
+        inner = [step.add_input(t.dtype, t.shape) for t in kept_types]
+        before_h, before_c, gate_row = (step.add_input(t.dtype, t.shape) for t in (*states, row))
+        recurrent, projected = (inner[kept.index(w)] if w in kept else w for w in weights)
+        added = op.Add(gate_row, op.Gemm(before_h, recurrent, transB=1))
+        enter, forget, cell, output = op.Split(added, op.ints([hidden] * 4), axis=1, outputs=4)
+        enter, forget, output = map(op.Sigmoid, (enter, forget, output))
+        next_c = op.Add(op.Mul(forget, before_c), op.Mul(enter, op.Tanh(cell)))
+        next_h = op.Gemm(op.Mul(output, op.Tanh(next_c)), projected, transB=1)
+        graph = step.finish([*inner, next_h, next_c, next_h], [*kept_types, *states, states[0]])
+    given, results = [*kept, h, c, gates], [*kept_types, *types]
+    found: Any = scan_rows(op, given, graph, 1, results, all_states.shape[0])
+    return found[-3], found[-2], _reverse_rows(op, found[-1]) if is_reverse else found[-1]
+
+
+def _reverse_rows(op, x):
+    return op.Slice(x, op.ints([-1]), op.ints([torch.iinfo(torch.int64).min]), op.ints([0]), op.ints([-1]))
+
+
 def _make_sampler(gates, states):
     def sample(draw, s):
         layers, directions = draw(s.choice(1, 2)), draw(s.choice(1, 2))
@@ -176,7 +231,15 @@ def lstm(
 
 lstm.from_torch(aten.lstm.input)(_make_converter(lstm))
 lstm.types(_make_type_rule(2))
-lstm.onnx(_make_lowering("LSTM", LSTM_GATES))
+
+
+@lstm.onnx
+def _(op, x, h, c, *params, has_biases, **options):
+    if len(params) == options["num_layers"] * (2 if options["bidirectional"] else 1) * (4 if has_biases else 2):
+        return _make_lowering("LSTM", LSTM_GATES)(op, x, h, c, *params, has_biases=has_biases, **options)
+    return _lower_projected_lstm(op, x, h, c, params, **options)
+
+
 lstm.samples(_make_sampler(4, 2))
 
 
@@ -324,3 +387,44 @@ rnn_tanh_cell = _declare_simple_cell(
 rnn_relu_cell = _declare_simple_cell(
     "rnn_relu_cell", "``max(0, x[b, i] @ w_ih.T + b_ih + h[b, h] @ w_hh.T + b_hh)``.", "Relu"
 )
+
+
+# Linear recurrences
+
+
+@operator(error=COMPOSE)
+def linear_recurrence(factor: Tensor, term: Tensor, h: Tensor) -> Tensor:
+    """``h[t] = factor[t] * h[t - 1] + term[t]`` over ``term[t, ...]`` from the state ``h[...]``; return all states.
+
+    ``factor`` broadcasts to ``term``.
+    """
+    states: list[Tensor] = []
+    for a, b in zip(factor.expand_as(term), term, strict=True):
+        h = a * h + b
+        states.append(h)
+    return torch.stack(states) if states else term.clone()
+
+
+@linear_recurrence.types
+def _(factor, term, h):
+    return term
+
+
+@linear_recurrence.onnx
+def _(op, factor, term, h):
+    shape = op.shape(term)
+    factor = op.Expand(factor, op.ints(shape)) if tuple(op.shape(factor)) != tuple(shape) else factor
+    row = TensorType(op.result.dtype, tuple(shape[1:]))
+    with op.subgraph(is_closed=True) as step:
+        state, a, b = (step.add_input(row.dtype, row.shape) for _ in range(3))
+        following = op.Add(op.Mul(a, state), b)
+        graph = step.finish([following, following], [row, row])
+    *_, states = scan_rows(op, [h, factor, term], graph, 2, [row, op.result])
+    return states
+
+
+@linear_recurrence.samples
+def _(draw, s):
+    length, *shape = (draw(s.integers(1, 5)) for _ in range(3))
+    factor = draw(s.tensor(shape=draw(s.choice((length, *shape), (length, *shape[:1], 1), (1, 1, 1))), low=-1, high=1))
+    return s.call(factor, draw(s.tensor(shape=(length, *shape))), draw(s.tensor(shape=tuple(shape))))

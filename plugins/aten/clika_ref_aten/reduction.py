@@ -266,9 +266,11 @@ def _(x, *, dim, keepdim):
 def _(op, x, *, dim, keepdim):
     dtype = op.result.dtype  # in FP16, ONNX Runtime uses the definition, which overflows
     (wide,) = op.promote(x, to=torch.float32 if dtype in HALF_DTYPES else dtype)
-    return op.cast(
-        op.declare(op.ReduceLogSumExp(wide, axes_operand(op, x, dim), keepdims=keepdim), op.dtype(wide)), dtype
-    )
+    # ONNX Runtime 1.31 subtracts at least 0 if the first element is -inf, and numbers below -88 then count as -inf.
+    none, lowest = op.like(wide, -math.inf), op.like(wide, torch.finfo(op.dtype(wide)).min)
+    finite = op.Where(op.Equal(wide, none), lowest, wide)
+    found = op.declare(op.ReduceLogSumExp(finite, axes_operand(op, x, dim), keepdims=keepdim), op.dtype(wide))
+    return op.cast(op.Where(op.LessOrEqual(found, lowest), none, found), dtype)
 
 
 @logsumexp.samples

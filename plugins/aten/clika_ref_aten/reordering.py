@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import torch_sympy
 from clika_ref_aten.size_arithmetic import MOVABLE_DTYPES, numel_of, same_type
 from clika_ref_aten.slicing import slice_dim
 

@@ -8,7 +8,6 @@ import numpy as np
 import sympy
 import torch
 from torch import Tensor
-from torch.utils._sympy.functions import ToFloat, TruncToInt
 
 from clika_ref.core.accuracy import EXACT, INTERPOLATION
 from clika_ref.core.errors import ModelError, TargetError
@@ -16,6 +15,7 @@ from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import ToFloat, TruncToInt
 from clika_ref_aten.families import name_reference
 from clika_ref_aten.spatial import SPATIAL_DIMS
 

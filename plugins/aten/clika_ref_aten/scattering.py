@@ -57,8 +57,16 @@ def _scatter_elements(op, x, index, updates, *, axis, reduction=None):
 
 @operator(quant=KEEP_FLOAT, error=DOT)
 def index_put(x: Tensor, values: Tensor | Number, *indices: Tensor | None, accumulate: bool = False) -> Tensor:
-    """Set ``x[i, j, ...]`` to ``values``, or add them there, with indices as in `index`."""
-    return aten.index_put(x, list(indices), _as_tensor(values, x), accumulate)
+    """Set ``x[i, j, ...]`` to ``values``, or add them there, with indices as in `index`.
+
+    A 0-d ``x`` counts as a vector of one element, unless the index is a mask.
+    """
+    whole = x.reshape(1) if x.dim() == 0 and not is_mask(_first_dtype(indices)) else x
+    return aten.index_put(whole, list(indices), _as_tensor(values, x), accumulate).reshape(x.shape)
+
+
+def _first_dtype(indices):
+    return next(i.dtype for i in indices if i is not None)
 
 
 index_put.types(same_type)
@@ -83,6 +91,13 @@ def _(x, dim, index, value):
 def _(op, x, values, *indices, accumulate):
     if 0 in op.shape(x):  # nothing to write to, whatever the indices
         return op.Identity(x)
+    if op.rank(x) == 0 and not is_mask(op.dtype(next(i for i in indices if i is not None))):
+        written = _put_elements(op, as_vector(op, x), values, indices, accumulate=accumulate)
+        return match_rank(op, x, written)
+    return _put_elements(op, x, values, indices, accumulate=accumulate)
+
+
+def _put_elements(op, x, values, indices, *, accumulate):
     (values,) = op.promote(values)
     at = find_only_mask(op, indices)
     if at is not None and (chosen := _broadcast_masked_values(op, x, values, indices[at], at)) is not None:
@@ -194,6 +209,7 @@ def index_add(x: Tensor, index: Tensor, source: Tensor, *, dim: int, alpha: Numb
 def _(op, x, index, source, *, dim, alpha):
     if 0 in op.shape(x):
         return op.Identity(x)
+    source = as_vector(op, source)
     if alpha != 1:
         source = op.Mul(source, op.like(source, alpha))
     axis, shape = dim % max(op.rank(x), 1), op.shape(x)

@@ -8,9 +8,9 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.types import Dim, TensorType
+from clika_ref.torch_internals.symbols import torch_sympy
 
 MOVABLE_DTYPES = (torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool)
 """One dtype per kind of storage: operators that move elements accept all of them."""

@@ -10,12 +10,12 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import FloorDiv
 from clika_ref_aten.broadcasting import lower_broadcast
 from clika_ref_aten.elementwise import unary_sampler
 from clika_ref_aten.indexing import as_vector, match_rank

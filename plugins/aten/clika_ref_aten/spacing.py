@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.types import Number
-from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import FloorDiv
 from clika_ref_aten.creation import truncate_to_int
 
 aten = torch.ops.aten

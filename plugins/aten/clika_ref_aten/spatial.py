@@ -8,10 +8,10 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
-from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import FloorDiv
 
 SPATIAL_DIMS = {1: "w", 2: "h, w", 3: "d, h, w"}
 """Text for docstrings, by the number of spatial dims: the dims of ``x[n, c, ...]``."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
-from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.operators import compute_weight_norm
 from clika_ref_aten.distance import vector_norm
 from clika_ref_aten.reduction import as_dims, count_reduced, draw_dims, shape_after_reduction
 
@@ -65,34 +65,12 @@ def _(x, dim, keepdim=False):
     return linalg_vector_norm.call(x, dim=as_dims(dim), keepdim=keepdim)
 
 
-@linalg_vector_norm.from_torch(aten.linalg_norm.default, aten.linalg_norm.ord_str)
-def _(x, ord=None, dim=None, keepdim=False, *, dtype=None):
-    vectors = ord is None or (len(dim) if dim else x.type.rank) == 1
-    if not vectors:
-        return _frobenius_norm_call(x, ord, dim, keepdim=keepdim, dtype=dtype)
-    return linalg_vector_norm.call(x, ord=2 if ord is None else ord, dim=as_dims(dim), keepdim=keepdim, dtype=dtype)
-
-
-@linalg_vector_norm.from_torch(aten.linalg_matrix_norm.default, aten.linalg_matrix_norm.str_ord)
-def _(x, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
-    return _frobenius_norm_call(x, ord, dim, keepdim=keepdim, dtype=dtype)
-
-
-def _frobenius_norm_call(x, order, dim, **attrs):
-    if order != "fro":
-        raise ModelError(
-            f"the matrix norm of order {order!r} is not supported: only the Frobenius norm ('fro') is. Write others "
-            "as sums and maxima of abs(x)."
-        )
-    return linalg_vector_norm.call(x, dim=as_dims(dim), **attrs)
-
-
 @operator(aten._weight_norm.default, error=COMPOSE)  # noqa: SLF001 - ATen's name
 def weight_norm(v: Tensor, g: Tensor, *, dim: int = 0) -> Tensor:
     """``g * v / norm(v)``, with the norm over all dims but ``dim``; over all dims if ``dim`` is -1."""
     if v.numel() == 0:  # PyTorch divides an integer by 0 and crashes
         return v * g
-    return torch._weight_norm(v, g, dim)  # type: ignore[attr-defined] # noqa: SLF001 - its one name
+    return compute_weight_norm(v, g, dim)
 
 
 @weight_norm.types

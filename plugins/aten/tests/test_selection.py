@@ -85,7 +85,8 @@ def test_logcumsumexp_keeps_infinities():
 
 def test_logsumexp_does_not_overflow():
     """logsumexp does not overflow."""
-    check(reduction.logsumexp, torch.tensor([[1000.0, 1000.0], [-INF, -INF], [INF, 0.0], [NAN, 0.0]]), dim=(1,))
+    rows = [[1000.0, 1000.0], [-INF, -INF], [INF, 0.0], [NAN, 0.0], [-INF, -120.0], [-120.0, -INF], [-INF, INF]]
+    check(reduction.logsumexp, torch.tensor(rows), dim=(1,))
 
 
 @pytest.mark.parametrize("op", [reduction.sum_, reduction.prod, cumulative.cumsum, cumulative.cumprod])

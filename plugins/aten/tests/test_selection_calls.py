@@ -51,6 +51,7 @@ POSITIVE = X > 0
 I = torch.tensor([0, 2, 1])  # noqa: E741 - positions, as ATen's signatures have it
 II = torch.tensor([[0, 1], [2, 0]])
 PAIR = X[:2, :2]
+SCALAR = X[1, 1]
 BAGS = torch.tensor([0, 2])
 STORED = {"device": torch.device("cpu"), "pin_memory": False, "layout": torch.strided}
 F64, INT = {"dtype": torch.float64}, {"dtype": torch.int64}
@@ -87,6 +88,7 @@ FORMS: dict[Any, list[Form]] = {
     aten.where.default: [bind_arguments(POSITIVE)],
     aten.argwhere.default: [bind_arguments(POSITIVE)],
     aten.one_hot.default: [bind_arguments(I, 3), bind_arguments(I)],
+    aten.unique_consecutive.default: [bind_arguments(I), bind_arguments(II, True, True, 0)],
     aten.index_put.default: [bind_arguments(X, [I], X + 1, True), bind_arguments(X, [None, I], X[0, 0])],
     aten._index_put_impl.default: [bind_arguments(X, [I], X[1], False, False)],
     aten.scatter.src: [bind_arguments(X, 1, II, PAIR)],
@@ -95,9 +97,9 @@ FORMS: dict[Any, list[Form]] = {
     aten.scatter.value_reduce: [bind_arguments(X, 1, II, 2.0, reduce="multiply")],
     aten.scatter_add.default: [bind_arguments(X, 1, II, PAIR)],
     aten.scatter_reduce.two: [bind_arguments(X, 1, II, PAIR, "amax", include_self=False)],
-    aten.index_add.default: [bind_arguments(X, 1, I, X[:, 1:], alpha=2)],
-    aten.index_copy.default: [bind_arguments(X, 1, I, X[:, 1:])],
-    aten.index_fill.int_Scalar: [bind_arguments(X, -1, I, 7)],
+    aten.index_add.default: [bind_arguments(X, 1, I, X[:, 1:], alpha=2), bind_arguments(SCALAR, 0, I[:1], SCALAR)],
+    aten.index_copy.default: [bind_arguments(X, 1, I, X[:, 1:]), bind_arguments(SCALAR, 0, I[:1], SCALAR + 1)],
+    aten.index_fill.int_Scalar: [bind_arguments(X, -1, I, 7), bind_arguments(SCALAR, 0, I[:1], 7)],
     aten.index_fill.int_Tensor: [bind_arguments(X, 0, I[:2], X[0, 0])],
     aten.embedding.default: [bind_arguments(X, II), bind_arguments(X, II, 0, False, True)],
     aten.embedding_bag.default: [bind_arguments(X, I, BAGS)],

@@ -8,12 +8,11 @@ import pytest
 import torch
 from clika_ref_aten.plugin import clika_ref_operators
 
-from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import infer_types
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Value
 from clika_ref.core.operators import Operator, index_by_overload
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_export.emission import emit
 
 aten = torch.ops.aten
 OPERATORS = index_by_overload(clika_ref_operators())
@@ -56,9 +55,6 @@ CALLS: list[tuple[Any, ...]] = [
     (aten.cross.default, randn(2, 4, 3), randn(2, 4, 3), 2),
     (aten.norm.Scalar, randn(2, 3), 3),
     (aten.norm.ScalarOpt_dim, randn(2, 3), None, [0], True),
-    (aten.linalg_norm.default, randn(2, 3)),
-    (aten.linalg_norm.ord_str, randn(2, 3), "fro"),
-    (aten.linalg_matrix_norm.str_ord, randn(2, 3, 4)),
     (aten.scaled_dot_product_attention.default, randn(2, 3, 4), randn(2, 5, 4), randn(2, 5, 4), None, 0.0, True),
     (aten.upsample_nearest2d.vec, randn(1, 2, 5, 6), None, [1.5, 2.0]),
     (aten.upsample_nearest2d.default, randn(1, 2, 5, 6), [9, 7]),
@@ -94,7 +90,6 @@ def test_converted_spatial_call_equals_aten_and_types(overload, args):
     [
         (aten.scaled_dot_product_attention.default, (randn(2, 3, 4),) * 3 + (None, 0.1), "dropout inside attention"),
         (BILINEAR, (randn(1, 1, 4, 4), (2, 2), True, None), "Use align_corners=False"),
-        (aten.linalg_matrix_norm.default, (randn(2, 3), 2), "only the Frobenius norm"),
         (
             aten.gru.input,
             (randn(5, 2, 3), randn(2, 2, 4), (), False, 2, 0.5, True, False, False),
@@ -106,26 +101,3 @@ def test_converted_unsupported_call_raises_with_advice(overload, args, reason):
     """A call that is unsupported raises with advice."""
     with pytest.raises(ModelError, match=reason):
         convert_call(overload, *args)
-
-
-def lower_call(op: Operator, *types: TensorType, **attrs: Any) -> None:
-    graph = Graph(op.name)
-    call = op.call(*(graph.add_input(t, "x") for t in types), **attrs)
-    node = graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs))
-    graph.add_output(node.outputs[0])
-    emit(graph)
-
-
-def test_lstm_projection_lowering_raises():
-    """The lowering rejects an LSTM with a projection."""
-    shapes = [(5, 2, 3), (1, 2, 2), (1, 2, 4), (16, 3), (16, 2), (2, 4)]
-    types = [TensorType(torch.float32, shape) for shape in shapes]
-    with pytest.raises(TargetError, match="does not support a projection of the hidden state"):
-        lower_call(
-            OPERATORS[aten.lstm.input],
-            *types,
-            has_biases=False,
-            num_layers=1,
-            bidirectional=False,
-            batch_first=False,
-        )
