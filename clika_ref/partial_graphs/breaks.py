@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +47,8 @@ class Break:
     """Dynamo's reason, in one line."""
     is_skipped: bool = False
     """Whether the whole function runs in Python, as the break is in a loop or another block that cannot resume."""
+    first_line: int = 0
+    """The first line of the function, if it runs in Python."""
 
     @property
     def position(self) -> str:
@@ -61,7 +65,13 @@ class Break:
     @property
     def effect(self) -> str:
         """What runs in Python because of the break."""
-        return f"all of {self.function}, which cannot resume there" if self.is_skipped else "the statement"
+        return f"all of {self.function}, which cannot resume after the break" if self.is_skipped else "the statement"
+
+
+def is_in_function(file: str, line: int, function_file: str, first_line: int) -> bool:
+    """Return whether a line belongs to the function that begins at another line."""
+    lines = linecache.getlines(function_file)[max(0, first_line - 1) :]
+    return file == function_file and first_line <= line < first_line + len(inspect.getblock(lines))
 
 
 def summarize_reason(reason: str) -> str:

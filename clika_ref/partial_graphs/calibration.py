@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from clika_ref.capture.calibration_inputs import CalibrationInputs
 from clika_ref.capture.eager import preserve_module
+from clika_ref.capture.inputs import ModelCall
 from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.state import bind_graph, set_quantization
 from clika_ref.compress.calibration_pass import NO_BATCHES_ERROR, prepare_calibration, start_smoothing
@@ -20,6 +23,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.distributed.ranks import SINGLE_PROCESS
 from clika_ref.module.clika_module import ClikaModule
+from clika_ref.partial_graphs.output_gains import OutputGains
 from clika_ref.partial_graphs.partial_state import PartialState
 from clika_ref.partial_graphs.pieces import DynamoGraph, Piece, dispatch, run_in_eager
 from clika_ref.quantization.calibration.calibrator import Calibration
@@ -64,6 +68,57 @@ class _PieceCalibration:
         self.module.train(self.module.training)
 
 
+@dataclass
+class _DataPass:
+    """Runs the model on the calibration data: each piece observes its inputs, and the first batch measures gains."""
+
+    passes: Mapping[Piece, _PieceCalibration]
+    gains: dict[Piece, float] = field(default_factory=dict[Piece, float])
+    """By `OutputGains`; empty if the model does not run with gradients."""
+    _measurement: OutputGains | None = None
+    _is_first: bool = True
+    _observed: Counter[Piece] = field(default_factory=Counter[Piece])
+    """The calls of each piece observed in a run that failed with gradients."""
+
+    def run(self, runner: Callable[..., Any], call: ModelCall) -> None:
+        """Call the model on a batch."""
+        is_first, self._is_first = self._is_first, False
+        if not is_first or not self._measure_gains(runner, call.copy()):
+            runner(*call.args, **call.kwargs)
+
+    def _measure_gains(self, runner: Callable[..., Any], call: ModelCall) -> bool:
+        """Call the model with gradients; return whether it runs with them, as with tensor.numpy() it does not."""
+        self._measurement = OutputGains()
+        try:
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True to a scalar")
+                self.gains = self._measurement.measure(runner(*call.args, **call.kwargs))
+        except ModelError:
+            raise
+        except Exception:  # noqa: BLE001 - if the model itself fails, it does so again
+            return False
+        finally:
+            self._measurement = None
+        self._observed.clear()
+        return True
+
+    def observe(self, piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
+        """Observe the inputs of a call of a piece, and run it in eager."""
+        with torch.no_grad():
+            if self._measurement is None and self._observed[piece]:
+                self._observed[piece] -= 1
+            elif piece in self.passes:
+                self._observed[piece] += self._measurement is not None
+                self.passes[piece].add(tuple(_detach(x) for x in graph.inputs_of(values)))
+            if self._measurement is None:
+                return run_in_eager(piece, graph, values)
+        return self._measurement.watch(piece, run_in_eager(piece, graph, values))
+
+
+def _detach(x: Any) -> Any:
+    return x.detach() if isinstance(x, torch.Tensor) else x
+
+
 def quantize_pieces(
     state: PartialState, data: CalibrationInputs, request: QuantizationRequest, log: CompilationLog
 ) -> None:
@@ -82,20 +137,15 @@ def quantize_pieces(
     passes = _prepare(state.pieces, request, state.registry, log)
     runner, callee, total = state.runner, state.callee, data.count
 
-    def observe(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
-        with torch.no_grad():
-            if piece in passes:
-                passes[piece].add(graph.inputs_of(values))
-            return run_in_eager(piece, graph, values)
-
-    runner.table.run = observe
+    data_pass = _DataPass(passes)
+    runner.table.run = data_pass.observe
     count = 0
     try:
         with log.stage("Calibrating") as stage, preserve_module(callee):
             for count, call in enumerate(data.calls(callee), 1):
                 own = call.copy()
                 try:
-                    runner(*own.args, **own.kwargs)
+                    data_pass.run(runner, own)
                 except ModelError as error:
                     raise ModelError(f"calibration batch {count}: {error}") from error
                 stage.update(f"{count:,}{'' if total is None else f'/{total:,}'} batches")
@@ -108,7 +158,7 @@ def quantize_pieces(
         observed = {piece: part for piece, part in passes.items() if part.calibration.table.batches}
         made = {piece: part.make_stages() for piece, part in observed.items()}
         if not request.settings.prefer_weights_only_quantization:
-            choose_float_layers_together([*made.values()])
+            choose_float_layers_together([*made.values()], [data_pass.gains.get(piece, 1.0) for piece in made])
         for number, (piece, stages) in enumerate(made.items(), 1):
             stage.update(f"{number}/{len(made)} {piece.label}")
             observed[piece].finish(stages)

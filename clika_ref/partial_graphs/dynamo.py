@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.compiler.config
-import torch.fx.experimental._config as fx_config
 from torch import fx
-from torch._dynamo import config as dynamo_config
-from torch._dynamo import utils as dynamo_utils
-from torch._dynamo.eval_frame import OptimizeContext
-from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch._dynamo.output_graph import GraphCompileReason
-from torch._dynamo.source import TensorPropertySource
-from torch._guards import TracingContext
 
 from clika_ref.capture.origins import format_line
 from clika_ref.core.errors import ModelError
-from clika_ref.partial_graphs.breaks import Break, summarize_reason
-
-RECOMPILE_LIMIT = 64
-"""Maximum number of graphs of one function or resume function; PyTorch's own limit is 8, and it falls back to eager."""
+from clika_ref.partial_graphs.breaks import Break, is_in_function, summarize_reason
+from clika_ref.partial_graphs.dynamic_sizes import (
+    RECOMPILE_LIMIT,
+    SIZE_ADVICE,
+    CodePosition,
+    DynamicSizes,
+    read_function_name,
+    to_source_pattern,
+)
+from clika_ref.torch_internals.dynamo import (
+    FailOnRecompileLimitHit,
+    GraphCompileReason,
+    OptimizeContext,
+    TensorPropertySource,
+    TorchRuntimeError,
+    TracingContext,
+    dynamo_config,
+    dynamo_utils,
+    is_float_symbol,
+    list_recompile_reasons,
+    mark_dynamic,
+    optimize,
+    set_original_backend,
+    silence_dynamo,
+    track_sizes_with,
+)
+from clika_ref.torch_internals.symbols import symbol_config
 
 TOTAL_RECOMPILE_LIMIT = 4096
 """Maximum number of graphs of one function in all compiled callables of the process."""
@@ -35,63 +51,13 @@ TOTAL_RECOMPILE_LIMIT = 4096
 MAX_METRICS = 10_000
 """Number of compilations that Dynamo remembers while breaks are recorded."""
 
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.*)_at_(\d+)$")
+_FAILED_GUARD = re.compile(r"^[\d/]+: (?P<guard>[^#\n]*[^#\n ])")
+"""Matches Dynamo's reason to compile a function again, such as ``0/1: L['text'] == '1'  # ...``."""
+
+_FAKE_CALL_ERROR = re.compile(r"got \w+\(['\"](?P<text>.*?)\.?['\"]\)", re.DOTALL)
+"""Matches the error of a call in Dynamo's message about it."""
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-
-
-@dataclass(frozen=True)
-class CodePosition:
-    """Where the code of a graph begins: a function, or the line where it resumes after a break."""
-
-    function: str
-    """The name of the function."""
-    file: str
-    """The path of its file."""
-    line: int
-    """The line where the function begins or resumes."""
-    is_resumed: bool
-    """Whether the graph begins after a break."""
-
-    def is_same_function(self, other: CodePosition) -> bool:
-        """Return whether both are in functions of one name in files of one name."""
-        names = [(p.function, p.is_resumed, Path(p.file).name) for p in (self, other)]
-        return names[0] == names[1]
-
-    def __str__(self) -> str:
-        if self.file == __file__:
-            return self.function
-        return f"{self.function} {'resumed ' * self.is_resumed}at {format_line(self.file, self.line)}"
-
-    @classmethod
-    def of(cls, code: CodeType) -> CodePosition:
-        """Return the position of a code object, such as Dynamo's resume functions."""
-        resumed = _RESUMED.match(code.co_name)
-        name, line = resumed.groups() if resumed else (code.co_name, code.co_firstlineno)
-        return cls(name, code.co_filename, int(line), resumed is not None)
-
-
-@dataclass
-class DynamicSizes:
-    """The sizes and numbers that Dynamo treats as dynamic, for each function and resume function."""
-
-    sources: dict[CodePosition, set[str]] = field(default_factory=dict[CodePosition, set[str]])
-    """Entries of ``torch.compiler.config.dynamic_sources``, as `list_dynamic_sources` returns them."""
-    is_one_special: bool = False
-    """Whether dynamic sizes of 1 have graphs of their own: without, some broadcasts fail to trace."""
-    is_complete: bool = True
-    """Whether all is listed; otherwise Dynamo adds what differs between two calls."""
-
-    def add(self, position: CodePosition, names: Iterable[str]) -> None:
-        """Add entries for a function."""
-        self.sources.setdefault(position, set()).update(names)
-
-    def find(self, position: CodePosition) -> set[str]:
-        """Return the entries of a function, whose file and lines may have moved since they were recorded."""
-        if position in self.sources:
-            return self.sources[position]
-        alike = [known for known in self.sources if known.is_same_function(position)]
-        return self.sources[min(alike, key=lambda known: abs(known.line - position.line))] if alike else set()
 
 
 def compile_with_breaks(function: Callable[..., Any], backend: Backend, sizes: DynamicSizes) -> Callable[..., Any]:
@@ -104,8 +70,7 @@ def compile_with_breaks(function: Callable[..., Any], backend: Backend, sizes: D
         backend: called with each graph that Dynamo finds.
         sizes: what is dynamic.
     """
-    # The module is private, the function is documented.
-    context = torch._dynamo.optimize(backend, recompile_limit=RECOMPILE_LIMIT, isolate_recompiles=True)  # noqa: SLF001
+    context = optimize(backend, recompile_limit=RECOMPILE_LIMIT, isolate_recompiles=True)
     assert isinstance(context, OptimizeContext)
     context.callback = _make_callback(context.callback, sizes)
     return context(function)
@@ -120,31 +85,76 @@ def _make_callback(callback: Any, sizes: DynamicSizes) -> Callable[..., Any]:
     """
 
     def compile_code(frame: Any, *args: Any, **kwargs: Any) -> Any:
-        named = ",".join(sorted(sizes.find(CodePosition.of(frame.f_code))))
+        position = CodePosition.of(frame.f_code)
+        named = ",".join(sorted(sizes.find(position)))
+        sizes.mismatches.pop(position, None)
         with (
             # Equal sizes of different inputs are different symbols.
-            fx_config.patch(  # type: ignore[attr-defined] - config modules get it when they are installed
+            symbol_config.patch(  # type: ignore[attr-defined] - config modules get it when they are installed
                 use_duck_shape=False, backed_size_oblivious=not sizes.is_one_special
             ),
             torch.compiler.config.patch(dynamic_sources=named),  # type: ignore[attr-defined]
             dynamo_config.patch(
-                automatic_dynamic_shapes=not sizes.is_complete,
+                automatic_dynamic_shapes=True,
                 fail_on_recompile_limit_hit=True,
                 suppress_errors=False,
                 accumulated_recompile_limit=TOTAL_RECOMPILE_LIMIT,
             ),
+            track_sizes_with(functools.partial(sizes.choose, position)),
+            silence_dynamo(),
         ):
             try:
                 return callback(frame, *args, **kwargs)
             except FailOnRecompileLimitHit as error:
-                raise ModelError(
-                    f"a function of the model needs more than {RECOMPILE_LIMIT} graphs: "
-                    f"{summarize_reason(str(error))}. Pass numbers that differ between calls as tensors, and do not "
-                    "create modules in forward."
-                ) from error
+                reasons = list_recompile_reasons(frame, callback)
+                raise ModelError(_explain_limit(position, reasons, frame.f_locals)) from error
+            except TorchRuntimeError as error:
+                if sizes.is_closed:
+                    raise ModelError(_explain_failure(position, error, sizes.mismatches.get(position))) from None
+                raise
 
-    compile_code._torchdynamo_orig_backend = callback  # type: ignore[attr-defined]  # noqa: SLF001 - it finds its own here
+    set_original_backend(compile_code, callback)
     return compile_code
+
+
+def _explain_limit(position: CodePosition, reasons: Sequence[str], variables: Mapping[str, Any]) -> str:
+    """Return the message for a function that needs too many graphs.
+
+    Args:
+        position: the function.
+        reasons: why each of its graphs does not fit the call.
+        variables: the local variables of the call.
+    """
+    matches = [found for reason in reasons if (found := _FAILED_GUARD.match(reason))]
+    guard = matches[0]["guard"] if matches else "unknown"
+    guard = re.sub(r"[LG]\['(\w+)'\]", r"\1", guard)
+    name = next((word for word in re.findall(r"\w+", guard) if word in variables), None)
+    value = "" if name is None else f"{name} is {reprlib.repr(variables[name])}, and "
+    return (
+        f"{position} needs more than {RECOMPILE_LIMIT} graphs: {value}the condition of a graph is {guard}. Pass "
+        "numbers that differ between calls as tensors, and do not create modules in forward."
+    )
+
+
+def _explain_failure(position: CodePosition, error: TorchRuntimeError, mismatch: str | None) -> str:
+    """Return the message for a call that does not fit the model.
+
+    Args:
+        position: the function that is compiled for the call.
+        error: of an operation in it.
+        mismatch: a size that differs from those of the tracing inputs.
+    """
+    lines = [(f.filename, f.lineno) for f in error.real_stack or () if _is_code_of_user(f.filename)]
+    where = f" (at {format_line(lines[-1][0], lines[-1][1] or 0)})" if lines else ""
+    found = _FAKE_CALL_ERROR.search(error.msg)
+    text = re.sub(r"\bs\d+\b", "any", found["text"] if found else error.msg.partition("\n")[0])
+    return (
+        f"{position}: {text}{where}." if mismatch is None else f"{position}: {mismatch}: {text}{where}. {SIZE_ADVICE}"
+    )
+
+
+def _is_code_of_user(file: str) -> bool:
+    return file != __file__ and not Path(file).is_relative_to(Path(torch.__file__).parent)
 
 
 def read_position() -> CodePosition:
@@ -164,7 +174,17 @@ def _to_break(reason: GraphCompileReason) -> Break:
     text = summarize_reason(str(reason.reason))
     if frame is None:
         return Break("forward", "an unknown file", 0, text)
-    return Break(_name_of(frame.name), frame.filename, frame.lineno or 0, text)
+    return Break(read_function_name(frame.name), frame.filename, frame.lineno or 0, text)
+
+
+def _to_skipped_break(metrics: Any) -> Break:
+    """Return the break of a function that runs in Python; its line is that of the function if it calls the line."""
+    function, reason = read_function_name(metrics.co_name or ""), summarize_reason(metrics.fail_reason or "")
+    own = metrics.co_filename or "", metrics.co_firstlineno or 0
+    at = metrics.fail_user_frame_filename or own[0], metrics.fail_user_frame_lineno or own[1]
+    if is_in_function(*at, *own):
+        return Break(function, *at, reason, is_skipped=True, first_line=own[1])
+    return Break(function, *own, f"{reason}, in a call at {format_line(*at)}", is_skipped=True, first_line=own[1])
 
 
 @contextlib.contextmanager
@@ -181,26 +201,10 @@ def record_breaks() -> Iterator[list[Break]]:
     finally:
         compiled = [m for m in dynamo_utils.get_compilation_metrics() if id(m) not in known_metrics]
         dynamo_utils.set_compilation_metrics_limit(dynamo_utils.DEFAULT_COMPILATION_METRICS_LIMIT)
-        skipped = [
-            Break(
-                _name_of(m.co_name or ""),
-                m.fail_user_frame_filename or m.co_filename or "",
-                m.fail_user_frame_lineno or m.co_firstlineno or 0,
-                summarize_reason(m.fail_reason or ""),
-                is_skipped=True,
-            )
-            for m in compiled
-            if m.fail_type is not None
-        ]
+        skipped = [_to_skipped_break(m) for m in compiled if m.fail_type is not None]
         breaks = [*map(_to_break, dynamo_utils.graph_break_reasons[known_reasons:]), *skipped]
         found += {(b.file, b.line, b.is_skipped): b for b in reversed(breaks)}.values()
         found.reverse()
-
-
-def _name_of(code_name: str) -> str:
-    """Return the name of the function that a code object belongs to."""
-    resumed = _RESUMED.match(code_name)
-    return resumed[1] if resumed else code_name
 
 
 def read_size_source(source: Any) -> tuple[str, int] | None:
@@ -214,18 +218,21 @@ def list_dynamic_sources(program: fx.GraphModule) -> set[str]:
     for node in program.graph.find_nodes(op="placeholder"):
         name = str(getattr(getattr(node.meta.get("grapharg"), "source", None), "name", ""))
         if isinstance(node.meta.get("example_value"), torch.SymInt) and ".size()" not in name:
-            found.add(_to_pattern(name))
-        found |= {f"{_to_pattern(name)}:{dim}" for dim in list_dynamic_dims(node)}
+            found.add(to_source_pattern(name))
+        found |= {f"{to_source_pattern(name)}:{dim}" for dim in list_dynamic_dims(node)}
     return found
 
 
-def _to_pattern(source: str) -> str:
-    r"""Return the pattern that matches a source in ``torch.compiler.config.dynamic_sources``, a list with commas.
-
-    >>> _to_pattern("L['f(a, b)']")
-    "L\\['f\\(a..b\\)'\\]$"
-    """
-    return re.sub(r"\\? |,", ".", re.escape(source)) + "$"
+def list_number_outputs(program: fx.GraphModule) -> dict[int, type[int | float]]:
+    """Return the type of each output of a graph that is a number, by its position; sizes are none of them."""
+    found: dict[int, type[int | float]] = {}
+    for index, node in enumerate(program.graph.output_node().args[0]):  # type: ignore[arg-type] - a tuple
+        value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+        if isinstance(value, torch.SymFloat):
+            found[index] = float
+        elif isinstance(value, torch.SymInt) and any(map(is_float_symbol, value.node.expr.free_symbols)):
+            found[index] = int
+    return found
 
 
 def list_dynamic_dims(placeholder: fx.Node) -> list[int]:
@@ -240,7 +247,7 @@ def copy_with_dynamic_dims(x: torch.Tensor, dims: Iterable[int]) -> torch.Tensor
     """Return a copy of a tensor with these dims marked as dynamic."""
     copy = x.detach().clone().requires_grad_(x.requires_grad)
     for dim in dims:
-        torch._dynamo.mark_dynamic(copy, dim)  # noqa: SLF001 - the module is private, the function is documented
+        mark_dynamic(copy, dim)
     return copy
 
 

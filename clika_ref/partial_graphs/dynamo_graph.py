@@ -12,19 +12,24 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._higher_order_ops.wrap import tag_activation_checkpoint
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 from torch.fx.node import map_aggregate
 from torch.fx.traceback import preserve_node_meta
 
 from clika_ref.compiled.weights import register_weight
-from clika_ref.partial_graphs.dynamo import read_size_source
+from clika_ref.partial_graphs.dynamo import list_number_outputs, read_size_source
+from clika_ref.torch_internals.dynamo import tag_activation_checkpoint
+from clika_ref.torch_internals.tracing import ENTER_AUTOCAST, ENTER_INFERENCE_MODE, EXIT_AUTOCAST, EXIT_INFERENCE_MODE
+
+INPUT_KINDS = ("tensor", "integer", "number")
+"""The kinds of placeholders that are inputs of a rebuilt module."""
 
 
 @dataclass(frozen=True)
 class Placeholder:
-    """One input of Dynamo's graph: a weight, a tensor or integer of the caller, a size, or a constant float."""
+    """One input of Dynamo's graph: a weight, a tensor or integer of the caller, a size, or a float.
+
+    Dynamo passes a float as a 0-d tensor. Its kind is "constant", or "number" if it differs between calls.
+    """
 
     kind: str
     name: str
@@ -108,8 +113,8 @@ _EMPTY_MODULE = nn.Module()
 
 
 _REGION_CONTEXTS: dict[Any, Callable[..., contextlib.AbstractContextManager[Any]]] = {
-    _enter_autocast: torch.autocast,
-    _enter_inference_mode: torch.inference_mode,
+    ENTER_AUTOCAST: torch.autocast,
+    ENTER_INFERENCE_MODE: torch.inference_mode,
 }
 """The functions by which Dynamo's graph enters a region, with the equivalent context managers."""
 
@@ -132,7 +137,7 @@ class _RegionInterpreter(fx.Interpreter):
         if target in _REGION_CONTEXTS:
             self._regions.append(_REGION_CONTEXTS[target](*args))
             return self._regions[-1].__enter__()
-        if target in (_exit_autocast, _exit_inference_mode):
+        if target in (EXIT_AUTOCAST, EXIT_INFERENCE_MODE):
             return self._regions.pop().__exit__(None, None, None)
         if target is tag_activation_checkpoint:  # keep the results instead of recomputing them in backward
             return _RegionInterpreter(args[0]).run(*args[1:])
@@ -140,15 +145,20 @@ class _RegionInterpreter(fx.Interpreter):
 
 
 class RebuiltModule(nn.Module):
-    """Dynamo's graph as a module: weights under their names, tensors as arguments, sizes read from tensors."""
+    """Dynamo's graph as a module: weights under their names, tensors as arguments, sizes read from tensors.
+
+    It returns a number that is computed from elements of tensors as a 0-d tensor.
+    """
 
     _program: fx.GraphModule
+    _number_outputs: Mapping[int, type[int | float]]
     _placeholders: Sequence[Placeholder]
     _constants: dict[str, float]
 
     def __init__(self, program: fx.GraphModule, placeholders: Sequence[Placeholder], values: Sequence[Any]) -> None:
         super().__init__()
         self.__dict__["_program"] = program
+        self.__dict__["_number_outputs"] = list_number_outputs(program)
         self.__dict__["_placeholders"] = placeholders
         self.__dict__["_constants"] = {
             p.name: float(v) for p, v in zip(placeholders, values, strict=True) if p.kind == "constant"
@@ -162,13 +172,17 @@ class RebuiltModule(nn.Module):
         given = iter(inputs)
         tensors: dict[str, Any] = {}
         for p in self._placeholders:
-            if p.kind in ("tensor", "integer"):
+            if p.kind in INPUT_KINDS:
                 tensors[p.name] = next(given)
         arguments = [self._argument(p, tensors) for p in self._placeholders]
-        if torch.compiler.is_dynamo_compiling():
-            return _RegionInterpreter(self._program).run(*arguments)
-        with preserve_node_meta():  # traced calls then have the lines and modules of the graph's own
-            return _RegionInterpreter(self._program).run(*arguments)
+        # Traced calls have the lines and modules of the graph's own.
+        is_kept = not torch.compiler.is_dynamo_compiling()
+        with preserve_node_meta() if is_kept else contextlib.nullcontext():
+            results = [*_RegionInterpreter(self._program).run(*arguments)]
+            for index, kind in self._number_outputs.items():
+                dtype = torch.float64 if kind is float else torch.int64
+                results[index] = torch.full((), results[index], dtype=dtype)
+        return tuple(results)
 
     def _argument(self, p: Placeholder, tensors: Mapping[str, Any]) -> Any:
         if p.kind == "weight":

@@ -35,7 +35,7 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings
 MANIFEST = "manifest.json"
 """The name of the file that lists the pieces."""
 
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 """Version of the manifest."""
 
 EXAMPLE_FOLDER = "exported/model"

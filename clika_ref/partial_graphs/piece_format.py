@@ -12,7 +12,7 @@ from clika_ref.capture.callables import TracedCallable, make_callable
 from clika_ref.compiled.weights import tensors_by_name
 from clika_ref.core.errors import ModelError
 from clika_ref.partial_graphs.breaks import Break
-from clika_ref.partial_graphs.dynamo import CodePosition, DynamicSizes
+from clika_ref.partial_graphs.dynamic_sizes import CodePosition, DynamicSizes
 from clika_ref.partial_graphs.partial_state import PartialState
 from clika_ref.partial_graphs.pieces import Piece, PieceKey, PieceTable
 from clika_ref.partial_graphs.recording import PieceRunner
@@ -23,7 +23,7 @@ def runner_to_json(state: PartialState) -> dict[str, Any]:
     """Return what runs the pieces of a module again: a document for `runner_from_json`."""
     sizes = state.runner.sizes
     return {
-        PartialKey.FUNCTION: state.callee.function.__name__,
+        PartialKey.FUNCTION: "forward" if state.callee.is_forward else state.callee.function.__name__,
         PartialKey.SOURCES: [[asdict(p), sorted(names)] for p, names in sizes.sources.items()],
         PartialKey.IS_ONE_SPECIAL: sizes.is_one_special,
         PartialKey.LIBRARY_MODULES: [*state.runner.library_modules],
@@ -62,7 +62,6 @@ def _key_from_json(saved: Mapping[str, Any]) -> PieceKey:
         key,
         position=CodePosition(**saved["position"]),
         weights=tuple(key.weights),
-        constants=tuple(key.constants),
     )
 
 

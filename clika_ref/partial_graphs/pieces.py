@@ -13,15 +13,16 @@ from clika_ref.compiled.weights import register_weight, tensors_by_name
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.module.running import call_with_leaves
+from clika_ref.partial_graphs.dynamic_sizes import SIZE_ADVICE, CodePosition, DynamicSizes
 from clika_ref.partial_graphs.dynamo import (
-    CodePosition,
-    DynamicSizes,
     copy_with_dynamic_dims,
     list_dynamic_dims,
     list_dynamic_sources,
+    list_number_outputs,
     read_position,
 )
 from clika_ref.partial_graphs.dynamo_graph import (
+    INPUT_KINDS,
     RebuiltModule,
     fingerprint_graph,
     read_placeholders,
@@ -42,8 +43,6 @@ class PieceKey:
     """`fingerprint_graph` of Dynamo's graph."""
     weights: tuple[str, ...]
     """The names of its weights in the model, in the order of the graph's inputs."""
-    constants: tuple[float, ...]
-    """The numbers that the graph takes as constants."""
 
     def matches_without_lines(self, other: PieceKey) -> bool:
         """Return whether another key is the same but for the lines of its code."""
@@ -112,13 +111,16 @@ class DynamoGraph:
     def __init__(self, program: fx.GraphModule, table: PieceTable) -> None:
         self.program = program
         nodes = program.graph.find_nodes(op="placeholder")
-        self.placeholders = read_placeholders(program)
+        self.placeholders = [
+            replace(p, kind="number") if p.kind == "constant" else p for p in read_placeholders(program)
+        ]
         self.position = read_position()
         self.fingerprint = fingerprint_graph(program)
         self._table = table
         self._weights = [i for i, p in enumerate(self.placeholders) if p.kind == "weight"]
-        self._constants = [i for i, p in enumerate(self.placeholders) if p.kind == "constant"]
-        self._inputs = [i for i, p in enumerate(self.placeholders) if p.kind in ("tensor", "integer")]
+        self._numbers = [i for i, p in enumerate(self.placeholders) if p.kind == "number"]
+        self._inputs = [i for i, p in enumerate(self.placeholders) if p.kind in INPUT_KINDS]
+        self._number_outputs = list_number_outputs(program)
         self.dynamic_dims = [list_dynamic_dims(nodes[i]) for i in self._inputs]
         self._known: dict[tuple[Any, ...], tuple[Piece, list[torch.Tensor]]] = {}
 
@@ -126,22 +128,25 @@ class DynamoGraph:
         """Run the piece that these inputs of the graph belong to: tensors, weights, sizes and numbers.
 
         Raises:
-            ModelError: there is no such piece.
+            ModelError: there is no such piece, or an input does not fit it.
         """
-        key: tuple[float, ...] = tuple([id(values[i]) for i in self._weights])
-        if self._constants:
-            key += tuple(float(values[i]) for i in self._constants)
+        key = tuple([id(values[i]) for i in self._weights])
         found = self._known.get(key)
         if found is None:  # the second part keeps the weights alive, and with them their ids
             found = self._known[key] = self._table.find(self, values), [values[i] for i in self._weights]
-        return self._table.run(found[0], self, values)
+        try:
+            results = self._table.run(found[0], self, values)
+        except ModelError as error:
+            raise ModelError(f"{found[0].label}: {error}") from error
+        if not self._number_outputs:
+            return results
+        kinds = self._number_outputs
+        return tuple(kinds[index](x) if index in kinds else x for index, x in enumerate(results))
 
     def key_of(self, values: Sequence[Any], names: Mapping[int, str]) -> PieceKey:
         """Return the key of the piece that a call belongs to; ``names`` are those of weights by id."""
         weights = self.named_weights(values, names)
-        return PieceKey(
-            self.position, self.fingerprint, tuple(weights), tuple(float(values[i]) for i in self._constants)
-        )
+        return PieceKey(self.position, self.fingerprint, tuple(weights))
 
     def named_weights(self, values: Sequence[Any], names: Mapping[int, str]) -> dict[str, torch.Tensor]:
         """Return the weights in a call by their names in the model; those outside it are named by their source."""
@@ -149,8 +154,12 @@ class DynamoGraph:
         return {names.get(id(values[i]), others[self.placeholders[i].name]): values[i] for i in self._weights}
 
     def inputs_of(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the tensors and integers among the values of a call, without weights, sizes and constants."""
+        """Return the tensors, integers and numbers among the values of a call, without weights and sizes."""
         return tuple(values[i] for i in self._inputs)
+
+    def numbers_of(self, values: Sequence[Any]) -> dict[str, float]:
+        """Return the floats among the values of a call, which are 0-d tensors, by their sources."""
+        return {self.placeholders[i].name: float(values[i]) for i in self._numbers}
 
     def rebuild(self, values: Sequence[Any], names: Mapping[int, str]) -> RebuiltModule:
         """Return the graph as a module with the weights of a call, under their names in the model."""
@@ -189,11 +198,14 @@ class PieceTable:
     def __init__(self, model: torch.nn.Module, pieces: Iterable[Piece] = ()) -> None:
         self._model = model
         self._pieces = {piece.key: piece for piece in pieces}
-        self._is_closed = bool(self._pieces)
-        self.is_loaded = self._is_closed
+        self.is_closed = bool(self._pieces)
+        """Whether no further pieces are allowed."""
+        self.is_loaded = self.is_closed
         self.run: RunPiece = dispatch
-        self.sizes = DynamicSizes()
+        self.found = DynamicSizes()
         """What is dynamic in the graphs so far."""
+        self.sizes = DynamicSizes()
+        """What Dynamo treats as dynamic in these graphs; that of the `PieceRunner`."""
 
     @property
     def pieces(self) -> list[Piece]:
@@ -203,12 +215,9 @@ class PieceTable:
     def backend(self, program: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:  # noqa: ARG002 - Dynamo passes them
         """Return the callable for a graph, as a backend of Dynamo."""
         graph = DynamoGraph(program, self)
-        self.sizes.add(graph.position, list_dynamic_sources(program))
+        self.found.add(graph.position, list_dynamic_sources(program))
+        self.sizes.positions.add(graph.position)
         return graph
-
-    def close(self) -> None:
-        """Allow no further pieces."""
-        self._is_closed = True
 
     def find(self, graph: DynamoGraph, values: Sequence[Any]) -> Piece:
         """Return the piece that a call belongs to, a new one unless the table is closed.
@@ -219,7 +228,7 @@ class PieceTable:
         names = names_by_id(self._model)
         key = graph.key_of(values, names)
         piece = self._pieces.get(key)
-        if piece is None and self._is_closed:
+        if piece is None and self.is_closed:
             piece = self._find_without_lines(key)
         if piece is None:
             piece = self._pieces[key] = Piece(key, len(self._pieces))
@@ -238,6 +247,8 @@ class PieceTable:
                 f"{key.position} does not compute what was compiled: no saved piece matches it. Restore this code, or "
                 "compile the model again."
             )
+        if key.position in self.sizes.mismatches:
+            raise ModelError(f"{key.position}: {self.sizes.mismatches[key.position]}. {SIZE_ADVICE}")
         raise ModelError(
             f"{key.position} was not compiled for this call: it takes a branch, or has a constant, that no tracing "
             "input had. Add such an input to tracing_inputs."

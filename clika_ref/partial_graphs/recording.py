@@ -15,13 +15,14 @@ from clika_ref.capture.eager import preserve_module
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 from clika_ref.partial_graphs.breaks import Break
+from clika_ref.partial_graphs.dynamic_sizes import DynamicSizes
 from clika_ref.partial_graphs.dynamo import (
-    DynamicSizes,
     compile_with_breaks,
     record_breaks,
     trace_library_forward,
 )
 from clika_ref.partial_graphs.pieces import DynamoGraph, Piece, PieceTable, run_in_eager
+from clika_ref.partial_graphs.tensor_reads import list_reads
 
 LIBRARY_PACKAGE = "torch.nn."
 """Dynamo compiles modules of this package as a part of other code, but not where Python calls them."""
@@ -43,10 +44,10 @@ class PieceRunner:
         self.table = table
         self.sizes = sizes
         self.library_modules = tuple(library_modules)
-        is_forward = callee.function == callee.module.forward
-        self._run = compile_with_breaks(callee.module if is_forward else callee.function, table.backend, sizes)
+        self._run = compile_with_breaks(callee.module if callee.is_forward else callee.function, table.backend, sizes)
         found = {path: callee.module.get_submodule(path) for path in self.library_modules}
         self._forwards = [(module, trace_library_forward(module, path)) for path, module in found.items()]
+        table.sizes, sizes.is_closed = sizes, table.is_closed
         self._lock, self._running = threading.Lock(), 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,6 +60,10 @@ class PieceRunner:
             return self._run(*args, **kwargs)
         with self._compile_library_modules():
             return self._run(*args, **kwargs)
+
+    def close(self) -> None:
+        """Allow no further pieces: all tracing inputs have run."""
+        self.table.is_closed = self.sizes.is_closed = True
 
     @contextlib.contextmanager
     def _compile_library_modules(self) -> Iterator[None]:
@@ -117,7 +122,7 @@ def _record_with(
     library = find_uncovered_library_modules(callee.module, first.pieces)
     if library:
         first = _find_sizes(callee, calls, library, is_one_special=is_one_special)
-    sizes = DynamicSizes(first.sizes.sources if dynamic else {}, is_one_special)
+    sizes = DynamicSizes(first.found.sources if dynamic else {}, is_one_special)
     recording = Recording(PieceRunner(callee, PieceTable(callee.module), sizes, library))
 
     def record(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
@@ -128,19 +133,40 @@ def _record_with(
     recording.runner.table.run = record
     with preserve_module(callee), record_breaks() as recording.breaks:
         _run_calls(recording.runner, calls)
-    recording.runner.table.close()
+    recording.runner.close()
+    _add_reads(recording, callee, calls)
     return recording
+
+
+def _add_reads(recording: Recording, callee: TracedCallable, calls: Sequence[ModelCall]) -> None:
+    """Add the breaks in functions that run in Python, which Dynamo does not reach."""
+    skipped = [found for found in recording.breaks if found.is_skipped]
+    if skipped:
+        with preserve_module(callee):
+            reads = list_reads(lambda: _run_calls(callee.function, calls), skipped)
+        known = {(found.file, found.line) for found in recording.breaks}
+        recording.breaks += [found for found in reads if (found.file, found.line) not in known]
 
 
 def _find_sizes(
     callee: TracedCallable, calls: Sequence[ModelCall], library: Sequence[str], *, is_one_special: bool
 ) -> PieceTable:
-    """Return a table with the dynamic sizes of all graphs: what Dynamo found to differ between calls."""
+    """Return a table with the dynamic sizes and numbers of all graphs: what Dynamo found to differ between calls."""
     sizes = DynamicSizes(is_one_special=is_one_special, is_complete=False)
     runner = PieceRunner(callee, PieceTable(callee.module), sizes, library)
-    runner.table.run = run_in_eager
+
+    def observe(piece: Piece, graph: DynamoGraph, values: Sequence[Any]) -> Any:
+        for name, value in graph.numbers_of(values).items():
+            sizes.observe_number(graph.position, name, value)
+        return run_in_eager(piece, graph, values)
+
+    runner.table.run = observe
     with preserve_module(callee):
-        _run_calls(runner, calls)
+        for index, call in enumerate(calls):
+            sizes.is_first_call = index == 0
+            _run_calls(runner, [call])
+    for position, names in sizes.list_sources().items():
+        runner.table.found.add(position, names)
     return runner.table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from os import PathLike
 from typing import Any
 
@@ -39,9 +40,11 @@ def save_pieces(state: PartialState, path: str | PathLike[str], *, keep_float_we
     }
     tensors: dict[str, torch.Tensor] = {}
     held: set[str] = set()
+    readers = Counter(name for piece in state.pieces if piece.module is not None for name in piece.key.weights)
     for piece in state.pieces:
         if piece.module is not None:
-            contents = bytearray(piece.module.clika_serialize(keep_float_weights=keep_float_weights))
+            is_shared = any(readers[name] > 1 for name in piece.key.weights)  # another piece may read it in float
+            contents = bytearray(piece.module.clika_serialize(keep_float_weights=keep_float_weights or is_shared))
             tensors[f"{PartialTensorPrefix.PIECES}{piece.number}"] = torch.frombuffer(contents, dtype=torch.uint8)
             held |= set(piece.key.weights)
     others = {name: x for name, x in _weights(state.callee.module).items() if name not in held}

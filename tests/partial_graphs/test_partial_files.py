@@ -89,6 +89,40 @@ def test_saved_pieces_loaded_into_the_class(module, tmp_path):
     assert str(loaded.clika_breaks) == str(module.clika_breaks)
 
 
+class TiedHead(nn.Module):
+    """An embedding and a head with one weight, in pieces around a condition."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(10, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        x = x + torch.relu(self.layer(x))
+        if torch.isnan(x).any():
+            raise ValueError
+        return self.head(x)
+
+
+def test_saved_weight_that_pieces_share_stays_exact(tmp_path):
+    """A weight that one piece quantizes and another one reads in float is the same after loading."""
+    torch.manual_seed(1)
+    module = clika_compile(
+        TiedHead().eval(),
+        tracing_inputs=[torch.randint(0, 10, (2, 5)), torch.randint(0, 10, (3, 7))],
+        calibration_inputs=[torch.randint(0, 10, (4, 6)) for _ in range(4)],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        fullgraph=False,
+    )
+    module.clika_save(tmp_path / "saved")
+    loaded = PartialClikaModule.clika_load(tmp_path / "saved", TiedHead().eval())
+    ids = torch.randint(0, 10, (2, 4))
+    assert torch.equal(loaded(ids), module(ids))
+
+
 def test_saved_names_pinned(module, folder, tmp_path):
     module.clika_save(tmp_path / "saved")
     document, tensors = unpack_file((tmp_path / "saved").read_bytes())

@@ -1,7 +1,10 @@
 """Models that no tracer captures as one graph: compiled in pieces, quantized, trained."""
 
+import contextlib
 import copy
+import inspect
 import pickle
+import threading
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.partial_graphs.dynamo import RECOMPILE_LIMIT
+from clika_ref.partial_graphs.dynamic_sizes import RECOMPILE_LIMIT
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, which hides it from users
 
@@ -154,11 +157,31 @@ def test_node_origins_are_those_of_the_model(float_module):
 def test_breaks_listed_with_position_and_change(float_module):
     found = float_module.clika_breaks
     inner, outer = found.breaks
-    assert inner.position == outer.position
+    assert outer.position == f"test_partial_module.py:{inspect.getsourcelines(Encoder.forward)[1]}"
+    assert outer.reason.endswith(f"in a call at {inner.position}")
     assert inner.position.startswith("test_partial_module.py:")
     assert (inner.is_skipped, outer.is_skipped) == (False, True)
     assert "torch.where" in inner.advice
-    assert "all of forward, which cannot resume there" in str(found)
+    assert "all of forward, which cannot resume after the break" in str(found)
+
+
+def test_breaks_in_a_function_that_runs_in_python_listed():
+    """Dynamo stops at the loop, and never reaches the branch after it."""
+
+    class Branched(Encoder):
+        def forward(self, x):
+            x = self.embed(x)
+            for layer in self.layers:
+                x = layer(x)
+            if x.sum() > 0:
+                return x
+            return x * 2 + 1
+
+    found = compile_in_pieces(Branched().eval()).clika_breaks.breaks
+    first = inspect.getsourcelines(Branched.forward)[1]
+    assert f"test_partial_module.py:{first + 4}" in [entry.position for entry in found]
+    assert any(entry.is_skipped and entry.position.endswith(f":{first}") for entry in found)
+    assert "torch.where" in found[-1].advice
 
 
 def test_state_dict_keys_and_weights_are_the_models(float_module):
@@ -332,7 +355,11 @@ class ManyGraphs(nn.Module):
 
 
 def test_too_many_graphs_rejected():
-    with pytest.raises(ModelError, match=f"needs more than {RECOMPILE_LIMIT} graphs"):
+    """The message names the function, its line and the value that differs."""
+    expected = (
+        rf"scale at test_partial_module.py:\d+ needs more than {RECOMPILE_LIMIT} graphs: text is '\d+', and .*text =="
+    )
+    with pytest.raises(ModelError, match=expected):
         compile_in_pieces(ManyGraphs(), [torch.ones(2), torch.ones(3)])
 
 
@@ -432,3 +459,38 @@ def test_piece_with_unsupported_call_runs_in_eager():
     assert "clika_tests.cube" in eager.eager_reason
     x = torch.randn(5, 8)
     torch.testing.assert_close(compiled(x), model(x))
+
+
+@contextlib.contextmanager
+def enter_region():
+    """A context manager that Dynamo does not resume in."""
+    yield
+
+
+class BreakInContext(nn.Module):
+    """A branch on elements inside a context manager."""
+
+    def __init__(self, context) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.context = context
+
+    def forward(self, x):
+        with self.context():
+            h = self.inner(x)
+            if (h > 0).any():
+                h = h * 2
+        return self.outer(h)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, enter_region, threading.Lock])
+def test_break_inside_context_manager_compiled(context):
+    """Where Dynamo cannot resume inside a context manager, the function runs in Python, and its layers are pieces."""
+    torch.manual_seed(0)
+    model = BreakInContext(context).eval()
+    inputs = [(torch.randn(2, 4),), (torch.randn(3, 4),)]
+    module = clika_compile(model, tracing_inputs=inputs, fullgraph=False, discard_input_model=False)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(module(x), model(x))
+    assert module.clika_breaks.breaks
+    assert ("cannot resume after the break" in str(module.clika_breaks)) == (context is not torch.no_grad)
