@@ -19,6 +19,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.qat.learned_scales import apply_learned_scales
 from clika_ref.quantization.weight_checks import reject_nonfinite_weights
+from clika_ref.torch_internals.tensors import get_version
 
 FLOAT_EXPORT_WARNING = (
     "torch.onnx.export(dynamo=False) does not support quantized operators: {} is exported in float. Export with "
@@ -201,7 +202,7 @@ def _tensor_versions(
     """Return the weights and log scales with their versions; writes to state do not count."""
     tensors = [*weights.items(), *logs.items()]
     unseen = {name for name, t in tensors if name in graph.state or t.is_inference()}
-    return [(weakref.ref(t), NO_VERSION if name in unseen else t._version, t.data_ptr()) for name, t in tensors]
+    return [(weakref.ref(t), NO_VERSION if name in unseen else get_version(t), t.data_ptr()) for name, t in tensors]
 
 
 def _is_same(versions: Sequence[TensorVersion], found: Sequence[TensorVersion]) -> bool:
@@ -213,4 +214,4 @@ def _is_same(versions: Sequence[TensorVersion], found: Sequence[TensorVersion]) 
 def _is_unchanged(tensor: weakref.ref[torch.Tensor], version: int, _: int) -> bool:
     """Return whether a tensor still exists, and nothing was written to it since."""
     found = tensor()
-    return found is not None and version in (NO_VERSION, found._version)
+    return found is not None and version in (NO_VERSION, get_version(found))

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
+from clika_ref.torch_internals.modules import get_buffers, get_parameters, get_submodules, get_unsaved_buffers
 
 PARTS_SHARDED = (
     "the weights of a submodule are sharded on their own, and cannot be gathered: the graph computes, not its "
@@ -48,7 +49,7 @@ class Weights:
         for name, (*scopes, leaf), dtype in paths:
             part: Any = module
             for scope in scopes:
-                part = part._modules[scope]
+                part = get_submodules(part)[scope]
             weight = _find_weight(part, leaf)
             if weight is None:
                 raise ModelError(WEIGHT_MISSING.format(".".join((*scopes, leaf))))
@@ -60,7 +61,7 @@ class Weights:
 
 
 def _find_weight(part: nn.Module, leaf: str) -> Any:
-    for holder in (part._parameters, _replicated_parameters(part), part._buffers):
+    for holder in (get_parameters(part), _replicated_parameters(part), get_buffers(part)):
         if leaf in holder:
             return holder[leaf]
     return None
@@ -102,15 +103,15 @@ def register_weight(module: nn.Module, name: str, data: torch.Tensor, *, is_save
     """Register one tensor under its qualified name, as a parameter or a buffer."""
     *path, leaf = name.split(".")
     for step in path:
-        if step not in module._modules:
-            module._modules[step] = WeightScope()
-        module = module._modules[step]  # type: ignore[assignment]
+        if step not in get_submodules(module):
+            get_submodules(module)[step] = WeightScope()
+        module = get_submodules(module)[step]  # type: ignore[assignment]
     if isinstance(data, nn.Parameter):
-        module._parameters[leaf] = data
+        get_parameters(module)[leaf] = data
     else:
-        module._buffers[leaf] = data
+        get_buffers(module)[leaf] = data
         if not is_saved:
-            module._non_persistent_buffers_set.add(leaf)
+            get_unsaved_buffers(module).add(leaf)
 
 
 @torch.inference_mode(mode=False)
@@ -123,8 +124,8 @@ def set_parameters(module: nn.Module, scopes: Sequence[str], parameters: Mapping
     before = parameters_under(module, scopes)
     for scope in scopes:
         outer, _, inner = scope.rpartition(".")
-        if outer in module._modules:
-            module.get_submodule(outer)._modules.pop(inner, None)
+        if outer in get_submodules(module):
+            get_submodules(module.get_submodule(outer)).pop(inner, None)
     for name, data in parameters.items():
         parameter = before.get(name)
         if parameter is None or parameter.shape != data.shape:
@@ -141,7 +142,7 @@ def parameters_under(module: nn.Module, scopes: Sequence[str]) -> dict[str, Any]
     for scope in scopes:
         part: Any = module
         for step in scope.split("."):
-            part = part and part._modules.get(step)
+            part = part and get_submodules(part).get(step)
         found |= {f"{scope}.{name}": parameter for name, parameter in _named_parameters(part)} if part else {}
     return found
 
@@ -149,7 +150,7 @@ def parameters_under(module: nn.Module, scopes: Sequence[str]) -> dict[str, Any]
 def _named_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield every parameter by name, tied ones under each of their names, also those of a replica."""
     for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, parameter in {**part._parameters, **_replicated_parameters(part)}.items():
+        for name, parameter in {**get_parameters(part), **_replicated_parameters(part)}.items():
             if parameter is not None:
                 yield (f"{prefix}.{name}" if prefix else name), parameter
 
@@ -174,8 +175,8 @@ def non_persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the non-persistent buffers, which a state dict leaves out."""
     found: dict[str, torch.Tensor] = {}
     for prefix, part in module.named_modules():
-        for name in sorted(part._non_persistent_buffers_set):
-            buffer = part._buffers.get(name)
+        for name in sorted(get_unsaved_buffers(part)):
+            buffer = get_buffers(part).get(name)
             if buffer is not None:
                 found[f"{prefix}.{name}" if prefix else name] = buffer
     return found

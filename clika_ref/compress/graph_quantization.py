@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.signature import Signature
@@ -34,6 +33,7 @@ from clika_ref.quantization.pipeline import QuantizationPipeline
 from clika_ref.quantization.report import log_quantization
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
+from clika_ref.torch_internals.trees import pytree
 
 RECALIBRATE_HINT = "Name another file in ranges_file, or remove this one, to calibrate again."
 

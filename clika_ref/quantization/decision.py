@@ -30,7 +30,7 @@ class LayerReport:
     operator: str
     """Name of its operator."""
     sensitivity: float | None
-    """None if it was not estimated: no target can quantize the layer, or the user skips it."""
+    """None if it was not estimated: no target can quantize the layer, the user skips it, or it has no gain in INT8."""
     reason: str
     """Reason to keep it in float; empty if the layer or its weight is quantized."""
     widths: tuple[int, int]

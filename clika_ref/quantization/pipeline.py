@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from clika_ref.core.errors import ModelError
+from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.quantization_scheme import QuantizationScheme, WeightOnlyScheme
 from clika_ref.quantization.algorithms.bias_correction import BiasShifts
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation, select_evaluation_batches
 from clika_ref.quantization.algorithms.gptq import round_weights
-from clika_ref.quantization.algorithms.mixed_precision import select_float_layers
+from clika_ref.quantization.algorithms.mixed_precision import find_layers_without_gain, select_float_layers
 from clika_ref.quantization.algorithms.sensitivity import (
     Sensitivities,
     estimate_sensitivities,
@@ -331,7 +332,16 @@ class QuantizationPipeline:
         skipped = {**self.slow_layers, **self._user_skips}
         if self.settings.skip_tail_quantization:
             skipped |= {node: SKIP_TAIL_REASON for node in tail_layers(self._graph) if node not in skipped}
-        return skipped
+        return skipped | self._find_layers_without_gain(skipped)
+
+    def _find_layers_without_gain(self, skipped: Mapping[Node, str]) -> dict[Node, str]:
+        """Return the layers that INT8 makes no faster, unless the settings force them to be quantized."""
+        batches = self.calibration.reservoir.batches
+        if not self.settings.automatic_skip_quantization or self._weight_only_scheme is not None or not batches:
+            return {}
+        found = find_layers_without_gain(self._place(skipped), read_sizes(self._graph, batches[0]))
+        forced = self._find_forced_layers(self.settings)
+        return {node: reason for node, reason in found.items() if node not in forced}
 
     def _place(self, skipped: Mapping[Node, str]) -> Placement:
         table = self.calibration.table
@@ -397,13 +407,14 @@ class QuantizationPipeline:
         )
 
 
-def choose_float_layers_together(of_graphs: Sequence[QuantizationPipeline]) -> None:
+def choose_float_layers_together(of_graphs: Sequence[QuantizationPipeline], gains: Sequence[float]) -> None:
     """Choose the layers that mixed precision keeps in float among those of several graphs, the pieces of one model.
 
-    An error counts relative to the outputs of its graph, as noise of one piece reaches the outputs of the model through
-    the others.
+    Args:
+        of_graphs: the decisions for each graph.
+        gains: the relative error at the outputs of the model for a relative error of 1 at those of each graph.
     """
-    undecided = [stages.find_undecided() for stages in of_graphs]
+    undecided = [stages.find_undecided().scale(gain) for stages, gain in zip(of_graphs, gains, strict=True)]
     outputs = {
         node: name_in_graph(index, name)
         for index, (stages, found) in enumerate(zip(of_graphs, undecided, strict=True))

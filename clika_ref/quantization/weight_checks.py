@@ -12,6 +12,9 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_position_of
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 
+UNOWNED_PREFIX = "clika."
+"""Prefix of constants that no module owns. Those of rank 0 are numbers in code, as in ``torch.where(mask, nan, x)``."""
+
 
 def reject_nonfinite_weights(model: Graph) -> None:
     """Reject NaN in constants that are read, and infinities in weights.
@@ -44,7 +47,11 @@ def _find_weight_position(node: Node) -> int | None:
 
 
 def _float_tensor_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    return [name for name, data in tensors.items() if data.is_floating_point()]
+    return [name for name, data in tensors.items() if data.is_floating_point() and not _is_number(name, data)]
+
+
+def _is_number(name: str, data: torch.Tensor) -> bool:
+    return data.dim() == 0 and name.startswith(UNOWNED_PREFIX)
 
 
 def nan_warning(tensors: Mapping[str, torch.Tensor]) -> str | None:

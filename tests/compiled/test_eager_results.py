@@ -44,9 +44,9 @@ def graph_runs(monkeypatch):
     """The batch size of each run of a graph in the capture, and in the comparison of an export."""
     runs = {"capture": [], "comparison": []}
 
-    def interpret(graph, inputs, hook=None):
+    def interpret(graph, inputs, hook=None, enter=None):
         runs["capture"].append(len(inputs[0]))
-        return execution.interpret(graph, inputs, hook)
+        return execution.interpret(graph, inputs, hook, enter)
 
     def compute_outputs(graph, inputs):
         runs["comparison"].append(len(inputs[0]))

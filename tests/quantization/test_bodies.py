@@ -77,6 +77,93 @@ def test_quantize_unentered_branch_stays_in_float(tmp_path):
     torch.testing.assert_close(torch.from_numpy(found), model(other))
 
 
+class BeforeBranch(nn.Module):
+    """Layers before a branch that every input takes, inside `torch.cond` or as plain calls."""
+
+    def __init__(self, *, is_plain):
+        super().__init__()
+        self.first, self.last, self.is_plain = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 5), is_plain
+
+    def forward(self, x):
+        y = self.first(x)
+        y = y * 2 if self.is_plain else torch.cond(y.amax() > -9, lambda y: y * 2, lambda y: y * 3, (y,))
+        return self.last(y.flatten(1))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_quantize_layers_before_branch_like_plain_model(batch_size):
+    """Layers before a branch have the sensitivities of the model without it, at any batch size."""
+    torch.manual_seed(0)
+    plain = BeforeBranch(is_plain=True).eval()
+    chosen = BeforeBranch(is_plain=False).eval()
+    chosen.load_state_dict(plain.state_dict())
+    batches = [x[:batch_size] for x in make_batches()]
+    rows = [
+        sorted((row.scope, row.decision, row.sensitivity) for row in quantize(each, batches).clika_summary().layers)
+        for each in (plain, chosen)
+    ]
+    assert [row[:2] for row in rows[0]] == [row[:2] for row in rows[1]]
+    assert [row[2] for row in rows[1]] == pytest.approx([row[2] for row in rows[0]], rel=1e-3)
+
+
+class MatmulsInBranch(nn.Module):
+    """Matmuls of two operands of a branch, after a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        branches = (lambda x, y: torch.einsum("btd,bsd->bts", x, y)), (lambda x, y: y @ x.transpose(1, 2) + 1)
+        return torch.cond(x.sum() > 0, *branches, (x, self.layer(x)))
+
+
+class WithoutRows(nn.Module):
+    """A layer for rows that a batch may not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.rare = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        rows = x.sum(-1) > 1e3
+        y = x.clone()
+        y[rows] = self.rare(x[rows])
+        return self.first(y)
+
+
+class Shortened(nn.Module):
+    """A layer after a slice to a length that is read from a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x, lengths=None):
+        return self.layer(x if lengths is None else x[:, : int(lengths.max())])
+
+
+def test_quantize_with_matmuls_in_branch_and_layers_without_rows():
+    """Layers are quantized next to matmuls inside a branch, after a slice by a value, and where one has no rows."""
+    torch.manual_seed(0)
+    batches = [torch.randn(2, 5, 6) + 1, torch.randn(3, 7, 6) - 1]
+    calls = [(x, torch.arange(1, len(x) + 1)) for x in batches]
+    for model, given in ((MatmulsInBranch(), batches), (WithoutRows(), batches), (Shortened(), calls)):
+        module = clika_compile(
+            model.eval(),
+            tracing_inputs=given,
+            calibration_inputs=given,
+            deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+            quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+            discard_input_model=False,
+        )
+        assert "quantized" in {row.decision for row in module.clika_summary().layers}
+        call = given[0] if isinstance(given[0], tuple) else (given[0],)
+        with torch.no_grad():
+            found, expected = module(*call), model(*call)
+        assert (found - expected).norm() < 0.05 * expected.norm()
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
-from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squared_error, sum_squares
+from clika_ref.quantization.algorithms.compared_outputs import ComparedOutputs
+from clika_ref.quantization.algorithms.sqnr import sum_squared_error, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.graph_runs import run_graph
-from clika_ref.quantization.qdq.fused_pairs import clone_quantized
+from clika_ref.quantization.qdq.fused_pairs import KnownWeights, clone_quantized, share_quantized_weights
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.targets.size_statistics import find_batch_size
 
@@ -36,24 +37,29 @@ class CandidateEvaluation:
     """The operators of the registry."""
     batches: Sequence[Sequence[Tensor]]
     """Inputs of the graph; their shapes may differ."""
+    quantized_weights: KnownWeights = field(default_factory=dict[str, Any], repr=False)
+    """Quantized weights that the next plan may share."""
 
     @cached_property
     def outputs(self) -> list[list[Tensor]]:
-        """Outputs of the graph in float for each batch: one tensor for each output, without integer tensors."""
-        return [self._run(self.graph, inputs) for inputs in self.batches]
+        """The branches of `ComparedOutputs` in float, for each batch."""
+        return [self._run(self._float_graph, inputs) for inputs in self.batches]
 
     def error(self, plan: Plan) -> float:
-        """Return ``||Q - F||^2 / ||F||^2`` over all batches, averaged over all float outputs that are not 0.
-
-        Raises:
-            ModelError: an output has another size when quantized, as its size depends on the data.
-        """
-        twin = clone_quantized(self.graph, plan, self.operators)
+        """Return ``||Q - F||^2 / ||F||^2`` over all batches, with the weights of `OutputBranches.compute_weights`."""
+        twin = clone_quantized(self._float_graph, plan, self.operators)
+        share_quantized_weights(twin, self.quantized_weights)
         errors = [
-            [_compare(f, w) for f, w in zip(self._run(twin, inputs), expected, strict=True)]
+            [sum_squared_error(f, w) for f, w in zip(self._run(twin, inputs), expected, strict=True)]
             for inputs, expected in zip(self.batches, self.outputs, strict=True)
         ]
-        return mean_ratio((sum(e for e, _ in parts), sum(w for _, w in parts)) for parts in zip(*errors, strict=True))
+        totals = (sum(parts) for parts in zip(*errors, strict=True))
+        return sum(total * weight for total, weight in zip(totals, self._weights, strict=True))
+
+    @cached_property
+    def _weights(self) -> list[float]:
+        squared_norms = [[sum_squares(w) for w in expected] for expected in self.outputs]
+        return self._compared.branches.compute_weights([sum(parts) for parts in zip(*squared_norms, strict=True)])
 
     @cached_property
     def on_larger_inputs(self) -> CandidateEvaluation | None:
@@ -63,24 +69,17 @@ class CandidateEvaluation:
         larger = [[x * LARGER_FACTOR if x.is_floating_point() else x for x in inputs] for inputs in self.batches]
         return replace(self, batches=larger)
 
+    @cached_property
+    def _compared(self) -> ComparedOutputs:
+        return ComparedOutputs(self.graph)
+
+    @cached_property
+    def _float_graph(self) -> Graph:
+        return self._compared.make_graph()
+
     @torch.no_grad()
     def _run(self, graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
-        return [o for o in run_graph(graph, inputs) if o.is_floating_point()]
-
-
-def _compare(quantized: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Return the squared error of a quantized output, and the sum of squares of the float one.
-
-    Raises:
-        ModelError: they have different shapes.
-    """
-    if quantized.shape != expected.shape:
-        raise ModelError(
-            f"an output has the shape {list(quantized.shape)} when quantized, and {list(expected.shape)} in float: its "
-            "size depends on the data, as that of a detector's boxes, so that the two cannot be compared. Compile "
-            "without quantization_settings, or quantize the part of the model before it selects results."
-        )
-    return sum_squared_error(quantized, expected), sum_squares(expected)
+        return self._compared.branches.split([x for x in run_graph(graph, inputs) if x.is_floating_point()])
 
 
 def select_evaluation_batches(graph: Graph, batches: Sequence[Sequence[Tensor]]) -> list[Sequence[Tensor]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization.algorithms.compared_outputs import ComparedOutputs
 from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.algorithms.sqnr import sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
@@ -34,9 +35,11 @@ class GradientRecorder:
     """A recorded run of a graph in float, for gradients of its outputs with respect to layer outputs and values."""
 
     outputs: Sequence[Tensor]
-    """Outputs that depend on layers."""
+    """Those of ``float_outputs`` that depend on layers."""
+    weights: Sequence[float]
+    """The factor of the squared error of each of them (`OutputBranches.compute_weights`)."""
     float_outputs: Sequence[Tensor]
-    """All outputs except integer tensors."""
+    """The branches of `ComparedOutputs`."""
     tensors: Mapping[Value, Tensor]
     """Inputs and outputs of layers, and the recorded values."""
     values: Mapping[Node | Value, Value]
@@ -48,8 +51,8 @@ class GradientRecorder:
     def estimate_effects(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
         """Return the effect of each error alone on the outputs, as a share of their squared norm: `sensitivities`.
 
-        The effects on several outputs are averaged. The effect is `UNKNOWN_SENSITIVITY` if there is no gradient for an
-        error, as before an argmax or a comparison, or if it is infinite.
+        The effects on several outputs are averaged, with `weights`. The effect is `UNKNOWN_SENSITIVITY` if there is no
+        gradient for an error, as before an argmax or a comparison, or if it is infinite.
         """
         probes = probes or -(-ERROR_SAMPLES // sample_count(self.inputs))
         if not self.outputs:
@@ -63,7 +66,7 @@ class GradientRecorder:
 
         for _ in self._backward([*errors], probes, add_effect):
             pass
-        without_output = errors.keys() - reached if any(_output_weights(self.outputs)) else ()
+        without_output = errors.keys() - reached if any(self.weights) else ()
         return found | {key: UNKNOWN_SENSITIVITY * bool(errors[key].any()) for key in without_output}
 
     def _square_effect(self, slope: Tensor, error: Tensor) -> float:
@@ -93,7 +96,7 @@ class GradientRecorder:
 
         Gradients of all keys at once would take as much memory as their values.
         """
-        weights, at = _output_weights(self.outputs), defaultdict[Value, list[Any]](list)
+        weights, at = [math.sqrt(w) for w in self.weights], defaultdict[Value, list[Any]](list)
         for key in keys:
             at[self.values[key]].append(key)
 
@@ -126,13 +129,6 @@ class GradientRecorder:
         ]
 
 
-def _output_weights(outputs: Sequence[Tensor]) -> list[float]:
-    """Return factors for the outputs that turn squared errors into means of shares of their squared norms."""
-    squared_norms = [sum_squares(o) for o in outputs]
-    count = sum(map(bool, squared_norms))
-    return [1 / math.sqrt(whole * count) if whole else 0.0 for whole in squared_norms]
-
-
 def _has_batch_dim(error: Tensor, inputs: Sequence[Tensor]) -> bool:
     """Return whether the first dim is that of the batch, judged by shapes."""
     return error.ndim > 1 and all(x.ndim and x.shape[0] == error.shape[0] for x in inputs)
@@ -151,7 +147,8 @@ def record_gradients(graph: Graph, keys: Mapping[Any, Value], inputs: Sequence[T
     ]
     tensors = {v: x for v, x in zip(graph.inputs, given, strict=True) if v in recorded}
 
-    counter = MacCounter(graph, inputs)
+    counter, compared = MacCounter(graph, inputs), ComparedOutputs(graph)
+    returned = {v: x for v, x in zip(graph.inputs, given, strict=True) if v in compared.values}
     sloped = {v for v, x in zip(graph.inputs, given, strict=True) if x.requires_grad}
 
     def record_node(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -165,9 +162,19 @@ def record_gradients(graph: Graph, keys: Mapping[Any, Value], inputs: Sequence[T
                 sloped.add(value)
             if value in recorded:
                 tensors[value] = result
+            if value in compared.values:
+                returned[value] = result
         return results
 
+    def enter_body(body: Graph, operands: Sequence[Tensor]) -> None:
+        counter.enter(body, operands)
+        sloped.update(v for v, x in zip(body.inputs, operands, strict=True) if x.requires_grad)
+
     with torch.enable_grad():
-        outputs = run_graph(graph, given, record_node)
-    returned = [o.detach() for o in outputs if o.is_floating_point()]
-    return GradientRecorder([o for o in outputs if o.requires_grad], returned, tensors, keys, inputs, counter.of)
+        run_graph(graph, given, record_node, enter_body)
+        outputs = compared.branches.split([returned[v] for v in compared.values])
+    floats = [x.detach() for x in outputs]
+    factors = compared.branches.compute_weights([sum_squares(x) if x.requires_grad else 0.0 for x in outputs])
+    weights = [factor for factor, x in zip(factors, outputs, strict=True) if x.requires_grad]
+    with_slope = [x for x in outputs if x.requires_grad]
+    return GradientRecorder(with_slope, weights, floats, tensors, keys, inputs, counter.of)

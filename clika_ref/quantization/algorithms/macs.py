@@ -47,7 +47,12 @@ class MacCounter:
     def __init__(self, graph: Graph, inputs: Sequence[Tensor]) -> None:
         self.of: dict[Node, int] = {}
         """MACs by layer."""
-        self._shapes: dict[object, Size] = {v: v.data.shape for v in graph.constants.values() if v.data is not None}
+        self._shapes: dict[object, Size] = {}
+        self.enter(graph, inputs)
+
+    def enter(self, graph: Graph, inputs: Sequence[Tensor]) -> None:
+        """Record the shapes of constants and inputs, of a graph or of a body that runs."""
+        self._shapes |= {v: v.data.shape for v in graph.constants.values() if v.data is not None}
         self._shapes |= {v: x.shape for v, x in zip(graph.inputs, inputs, strict=True)}
 
     def __call__(self, node: Node, results: tuple[Tensor, ...]) -> None:

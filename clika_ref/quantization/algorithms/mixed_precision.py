@@ -1,14 +1,18 @@
-"""Mixed precision: keep layers in float that cost little and cause much of the quantization error."""
+"""Mixed precision: keep layers in float that cost little, and cause much of the error or gain nothing in INT8."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from clika_ref.core.ir import Node
-from clika_ref.quantization.algorithms.sensitivity import Sensitivities, sum_layer_errors
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.symbols import resolve
+from clika_ref.quantization.algorithms.macs import count_macs
+from clika_ref.quantization.algorithms.sensitivity import Sensitivities, source_of_rounding, sum_layer_errors
 from clika_ref.quantization.qdq.layer_weights import weight_of
+from clika_ref.quantization.qdq.placement import Placement
 
 MIN_ERROR_TO_COST_RATIO = 5
 """Minimum ratio of a layer's share of the error to its share of the cost of all layers."""
@@ -21,6 +25,13 @@ MIN_ERROR_SHARE = 0.05
 
 A depthwise convolution with few MACs may take long in float: with 0.02, three of them made a conformer 1.3x slower, for
 0.5 dB.
+"""
+
+MAX_MACS_WITHOUT_GAIN = 1
+"""MACs for each element of its input up to which a layer gains nothing in INT8: rounding an element takes as long.
+
+Such a layer has a single result for each vector, as in a regression, or in the box distances of a YOLO head, where
+INT8 costs 2.4 points of mAP.
 """
 
 MIN_ERROR_DIVISOR = sys.float_info.min
@@ -47,6 +58,39 @@ def select_float_layers(sensitivities: Sensitivities, results: Mapping[Node, str
             left -= costs[node]
             found[node] = f"{100 * errors[node]:.0f} % of the error for {100 * costs[node]:.1f} % of the cost"
     return found
+
+
+def find_layers_without_gain(placement: Placement, sizes: Mapping[str, int]) -> dict[Node, str]:
+    """Return the layers that compute no more than they round, with the reason for each.
+
+    That is only decided for layers whose input nothing else reads or returns in quantized form.
+
+    Args:
+        placement: the quantized layers.
+        sizes: of symbols, as in one batch; layers with other sizes are left out.
+    """
+    nodes = [*placement.layers, *placement.elementwise]
+    rounded = [v for node in nodes for v in (node.inputs if node in placement.elementwise else [node.first_tensor])]
+    rounded += [*placement.layers.values(), *placement.elementwise.values()]
+    times = Counter(source_of_rounding(v, placement) for v in rounded if isinstance(v, Value))
+
+    def find_shape(value: Value) -> Sequence[int]:
+        return resolve(value.type.shape, sizes)
+
+    found: dict[Node, str] = {}
+    for node in placement.layers:
+        if times[source_of_rounding(node.first_tensor, placement)] == 1 and _has_known_sizes(node, sizes):
+            elements = math.prod(find_shape(node.first_tensor))
+            macs = count_macs(node, find_shape)
+            if elements and macs <= MAX_MACS_WITHOUT_GAIN * elements:
+                found[node] = f"{macs:,} MACs for {elements:,} elements of its input: rounding them takes as long"
+    return found
+
+
+def _has_known_sizes(node: Node, sizes: Mapping[str, int]) -> bool:
+    """Return whether all sizes of the tensors of a node follow from those of symbols."""
+    shapes = [v.type.shape for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
+    return {str(s) for shape in shapes for size in shape for s in getattr(size, "free_symbols", ())} <= sizes.keys()
 
 
 def _cost_shares(sensitivities: Sensitivities) -> dict[Node, float]:

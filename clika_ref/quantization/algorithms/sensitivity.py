@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,6 +61,8 @@ class Sensitivities:
     """Outputs of the graph in float, without integer tensors."""
     rivals: Sequence[Mapping[str, float]] = ()
     """Error from rounding each value with the scales of other plans, by value name."""
+    incomparable: frozenset[str] = frozenset()
+    """Values for which `rivals` shows no order: a single sample does not show what bias correction removes."""
     macs: Mapping[Node, int] = field(default_factory=dict[Node, int])
     """MACs of each layer."""
 
@@ -74,9 +77,23 @@ class Sensitivities:
         read = {name: share for parts in self.parts.values() for name, share in parts.values.items()}
         return {**{name: joint.share for name, joint in self.joints.items()}, **read}
 
+    @property
+    def comparable(self) -> list[str]:
+        """Names of the values for which `rivals` shows which scales are better."""
+        return [name for name in self.shares if name not in self.incomparable]
+
     def without_layers(self, nodes: Collection[Node]) -> Sensitivities:
         """Return the sensitivities of the other layers."""
         return replace(self, parts={node: parts for node, parts in self.parts.items() if node not in nodes})
+
+    def scale(self, factor: float) -> Sensitivities:
+        """Return the sensitivities with all errors multiplied by a factor."""
+        parts = {
+            n: LayerErrorTerms(p.own * factor, {v: share * factor for v, share in p.values.items()})
+            for n, p in self.parts.items()
+        }
+        joints = {v: replace(joint, share=joint.share * factor) for v, joint in self.joints.items()}
+        return replace(self, parts=parts, joints=joints)
 
     def with_shares(self, shares: Mapping[str, float]) -> Sensitivities:
         """Return a copy with other scales of some values, given the errors from rounding these."""
@@ -90,7 +107,7 @@ class Sensitivities:
 def merge_sensitivities(of_graphs: Sequence[Sensitivities]) -> Sensitivities:
     """Return the sensitivities of the layers of several graphs, without outputs; value names get the graph's index.
 
-    Errors remain shares of the outputs of their own graph.
+    Errors must be shares of the same outputs: see `Sensitivities.scale`.
     """
     parts: dict[Node, LayerErrorTerms] = {}
     joints: dict[str, JointErrorTerm] = {}
@@ -148,7 +165,7 @@ def estimate_sensitivities(
         seen: statistics of all batches by value name; errors of rare elements then count as often as these occur in all
             data, not in this batch.
         rivals: other plans for the same placement; the values are also rounded with their scales.
-        probes: number of backward passes; by default enough for `DRAWS` with the samples of the batch.
+        probes: number of backward passes; by default enough for `ERROR_SAMPLES` with the samples of the batch.
 
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
     """
@@ -177,7 +194,8 @@ def estimate_sensitivities(
         n: LayerErrorTerms(effects.get(n, 0.0), {v.name: shares[v.name] for v in some}) for n, some in read.items()
     }
     joints = {v.name: JointErrorTerm(made_of, shares[v.name]) for v, made_of in joint.items()}
-    return Sensitivities(parts, joints, recorder.float_outputs, others, recorder.macs)
+    incomparable = frozenset(v.name for v in values if plans[0].find_mean_dims(v) and not plans[0].has_known_mean(v))
+    return Sensitivities(parts, joints, recorder.float_outputs, others, incomparable, recorder.macs)
 
 
 def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
@@ -203,7 +221,8 @@ def sensitivity_reason(sensitivity: float, limit: float | None) -> str:
     if sensitivity >= UNKNOWN_SENSITIVITY:
         return (
             "its sensitivity cannot be estimated: the gradient from the outputs is zero, as of an argmax or a "
-            "comparison, or infinite, as of a square root at 0. automatic_skip_quantization=False quantizes it anyway"
+            "comparison, or of a layer after a selection whose size depends on the data, or infinite, as of a square "
+            "root at 0. automatic_skip_quantization=False quantizes it anyway"
         )
     return f"too sensitive: {sensitivity:.2g} is above quantization_sensitivity_threshold={limit:g}"
 
@@ -264,13 +283,23 @@ class _LayerErrors:
     def left(self, value: Value, error: Tensor) -> Tensor:
         """Return the rounding error, minus its mean in each channel if a layer with a bias reads the value.
 
-        The bias correction of the layer removes that mean.
+        The bias correction of the layer removes that mean. The mean of a single element would be the error itself.
         """
+        dims = self.find_mean_dims(value)
+        return error - error.mean(dims, keepdim=True) if dims and self.has_known_mean(value) else error
+
+    def find_mean_dims(self, value: Value) -> list[int]:
+        """Return the dims of the mean that bias correction removes from the rounding error; none if it removes none."""
         readers = [use.user for use in value.uses if isinstance(use.user, Node) and use.user.op.trait.bias is not None]
-        if not readers or error.ndim < 2:
-            return error
+        rank = self.tensors[value].ndim
+        if not readers or rank < 2:
+            return []
         channel = readers[0].op.trait.channel or 0
-        return error - error.mean([d for d in range(error.ndim) if d != channel % error.ndim], keepdim=True)
+        return [d for d in range(rank) if d != channel % rank]
+
+    def has_known_mean(self, value: Value) -> bool:
+        """Return whether that mean has more than one element."""
+        return math.prod(self.tensors[value].shape[d] for d in self.find_mean_dims(value)) > 1
 
     def error_ratio(self, value: Value, error: Tensor, seen: Statistics | None) -> float:
         """Return the ratio of the rounding error over all calibration data to that of this batch."""

@@ -105,7 +105,8 @@ def search_observers(
     if mixed.error >= default.error:
         return default
     other, rival, shares = min(
-        zip(others, rivals, sensitivities.rivals, strict=True), key=lambda candidate: sum(candidate[2].values())
+        zip(others, rivals, sensitivities.rivals, strict=True),
+        key=lambda candidate: sum(share for name, share in candidate[2].items() if name in sensitivities.comparable),
     )
     uniform = ObserverSearchResult(other, rival, measure(rival), sensitivities.with_shares(shares))
     best = default
@@ -129,7 +130,7 @@ def _choose_per_activation(
     sensitivities = default.sensitivities
     sources = {value.name: source.name for value, source in placement.scale_sources.items()}
     names_by_source = defaultdict[str, list[str]](list)
-    for name in sensitivities.shares:
+    for name in sensitivities.comparable:
         names_by_source[sources.get(name, name)].append(name)
     shares_by_observer = {
         default.observer: sensitivities.shares,
@@ -147,5 +148,6 @@ def _choose_per_activation(
     if not own:
         return default
     plan = planner.plan(placement, default.observer, own)
-    shares = {name: shares_by_observer[best[sources.get(name, name)]][name] for name in sensitivities.shares}
+    used = {name: best.get(sources.get(name, name), default.observer) for name in sensitivities.shares}
+    shares = {name: shares_by_observer[observer][name] for name, observer in used.items()}
     return ObserverSearchResult(default.observer, plan, measure(plan), sensitivities.with_shares(shares), own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -92,7 +93,7 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
 def _quantize_part(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
     nodes = list(graph.nodes)
     layers = {node for node in nodes if node.name in plan.weights}
-    after = dict(zip(nodes, [*nodes[1:], None], strict=True))
+    after = dict(itertools.pairwise([*nodes, None]))
     for node in nodes:
         if node in layers:
             quantize_layer(graph, node, plan, operators)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -82,7 +83,9 @@ def channel_means(node: Node, result: Tensor) -> Tensor:
     neighbors.
     """
     by_channel = result.movedim(node.op.trait.channel or 0, -1)
-    means = by_channel.reshape(result.shape[0] if result.ndim > 1 else 1, -1, by_channel.shape[-1]).mean(1)
+    *others, channels = by_channel.shape
+    samples = result.shape[0] if result.ndim > 1 else 1
+    means = by_channel.reshape(samples, math.prod(others) // max(samples, 1), channels).mean(1)
     if len(means) <= MAX_MEAN_SAMPLES:
         return means
     return torch.stack([part.mean(0) for part in means.tensor_split(MAX_MEAN_SAMPLES)])

@@ -19,7 +19,7 @@ from clika_ref.quantization.calibration import observer_search
 from clika_ref.quantization.calibration.calibrator import Calibration, Reservoir
 from clika_ref.quantization.calibration.observers import OBSERVERS, Range
 from clika_ref.quantization.layer_settings import resolve_node_settings
-from clika_ref.quantization.qdq import planning
+from clika_ref.quantization.qdq import fused_pairs, insertion, planning
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.qparams import compute_qparams
 
@@ -336,3 +336,33 @@ def test_bias_correction_evaluated_after_four_samples(monkeypatch, size, fitted)
     *before, last = counts
     assert before == [{fitted[0]}] * len(before) != []
     assert last == {fitted[1]}
+
+
+def test_plans_with_equal_weight_scales_share_quantized_weights(monkeypatch):
+    calibration = calibrate()
+    plan = quantize(calibration).plan
+    made = []
+    quantize_one = fused_pairs.quantize_weight
+
+    def count(*args):
+        made.append(args[0].name)
+        return quantize_one(*args)
+
+    monkeypatch.setattr(insertion, "quantize_weight", count)
+    monkeypatch.setattr(fused_pairs, "quantize_weight", count)
+    trial = CandidateEvaluation(calibration.graph, OPERATORS, calibration.reservoir.batches[:2])
+    first = trial.error(plan)
+    layers = len(made)
+    assert layers == len(plan.weights)
+    assert trial.error(plan) == first
+    assert len(made) == layers
+
+
+def test_plan_with_other_weight_scales_quantizes_weights_again():
+    calibration = calibrate()
+    plan = quantize(calibration).plan
+    coarse = replace(plan, weights={name: scales * 8 for name, scales in plan.weights.items()})
+    batches = calibration.reservoir.batches[:2]
+    trial = CandidateEvaluation(calibration.graph, OPERATORS, batches)
+    assert trial.error(plan) < trial.error(coarse)
+    assert trial.error(coarse) == CandidateEvaluation(calibration.graph, OPERATORS, batches).error(coarse)

@@ -220,3 +220,45 @@ def test_clika_quantize_to_goal_and_log_name_float_layers(tmp_path):
     module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=1.0))
     told = read_logs(tmp_path)
     assert "Not in this table: head. mixed_precision='off' quantizes them as well." in told
+
+
+class Distances(nn.Module):
+    """A convolution, and the mean of a distribution of 16 distances, as in a YOLO head."""
+
+    def __init__(self, channels=1):
+        super().__init__()
+        self.first, self.mean = nn.Conv2d(3, 64, 1), nn.Conv2d(16, channels, 1, bias=False)
+
+    def forward(self, x):
+        bins = self.first(x).flatten(2).unflatten(1, (4, 16)).transpose(1, 2)
+        return self.mean(bins.softmax(1))
+
+
+def list_float_layers(model, shape=(3, 8, 8), **settings):
+    """Return the reasons of the layers of a model that stay in float in ONNX Runtime, by module."""
+    torch.manual_seed(0)
+    batches = [torch.randn(4, *shape) for _ in range(4)]
+    module = clika_compile(
+        model.eval(),
+        tracing_inputs=[batches[0][:1], batches[0]],
+        calibration_inputs=batches,
+        quantization_settings=QuantizationSettings(quantization_sensitivity_threshold=1e9, **settings),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        mixed_precision="off",
+    )
+    return {layer.scope: layer.reason for layer in module.clika_summary().layers if layer.reason}
+
+
+def test_layer_with_one_mac_per_element_stays_float():
+    """A layer that rounds as many elements as it has MACs gains nothing in INT8, unless it must be quantized."""
+    assert list_float_layers(Distances()) == {
+        "mean": "16,384 MACs for 16,384 elements of its input: rounding them takes as long"
+    }
+    assert not list_float_layers(Distances(2))
+    for setting in ("automatic_skip_quantization", "skip_tail_quantization"):
+        assert not list_float_layers(Distances(), **{setting: False})
+
+
+def test_layer_with_one_mac_reading_quantized_result_runs_in_int8():
+    """The result of a convolution is in INT8 anyway, and so is the input of a layer that reads it."""
+    assert not list_float_layers(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 1)))
