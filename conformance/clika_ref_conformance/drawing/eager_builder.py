@@ -99,6 +99,12 @@ class EagerGraphBuilder:
         self.tensors.update(zip(node.outputs, results, strict=True))
         return node
 
+    def add_copy(self, node: Node, mapping: dict[Value, Value], results: Sequence[torch.Tensor]) -> Node:
+        """Add a copy of a node of another graph with its bodies; ``mapping`` is as of `Graph.insert_copy`."""
+        twin = self.graph.insert_copy(node, mapping)
+        self.tensors.update(zip(twin.outputs, results, strict=True))
+        return twin
+
     def reject(self, op: Operator, problem: str) -> None:
         """Record that a call was not added."""
         self.rejected.append((op, problem))

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from clika_ref.core.errors import TargetError
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Value
 from clika_ref.export.interface import name_interface
 from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome
 from clika_ref_conformance.execution.case_checks import CaseExecution, has_same_bits, run_case, select_representative
@@ -164,9 +164,7 @@ def merge_graphs(graphs: Sequence[Graph]) -> Graph:
             assert value.data is not None
             mapping[value] = whole.add_constant(value.data, value.name)
         for node in graph.nodes:
-            operands = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
-            twin = whole.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
-            mapping.update(zip(node.outputs, twin.outputs, strict=True))
+            whole.insert_copy(node, mapping)
         for value in graph.outputs:
             whole.add_output(mapping[value])
     return whole

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.core.accuracy import EXACT, ErrorClass, ulp
 from clika_ref.core.registry import load_registry
+from clika_ref.torch_internals.operators import decomposition_table, get_schema, has_kernel
+from clika_ref.torch_internals.tensors import TorchDispatchMode
 from clika_ref_conformance.judging import bounds as formulas
 from clika_ref_conformance.judging.formats import Formats
 from clika_ref_conformance.judging.rounding import (
@@ -313,7 +313,7 @@ class AtenRecorder(TorchDispatchMode):
             except RuntimeError:  # parts may reject sizes without elements that the whole call accepts
                 del self.entries[known:]
         kwargs = {k: torch.float64 if _is_floating(v) else v for k, v in (kwargs or {}).items()}
-        mutates = func._schema.is_mutable and error.kind != "exact"  # noqa: SLF001 - of an overload
+        mutates = get_schema(func).is_mutable and error.kind != "exact"
         before = map_floats(args, torch.clone) if mutates else args
         result = func(*args, **kwargs)
         found: list[torch.Tensor | None] = []
@@ -376,7 +376,7 @@ def _decomposition_of(func: Any) -> Callable[..., Any] | None:
     """Return a function that makes the calls that an overload decomposes into; None if it is primitive."""
     if func in decomposition_table:
         return decomposition_table[func]
-    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # noqa: SLF001
+    is_composite = has_kernel(func, "CompositeImplicitAutograd")
     return func.decompose if is_composite else None
 
 
@@ -415,5 +415,5 @@ def _classify_overload(func: Any) -> tuple[str, ErrorClass]:
 
 def _get_plain_name(func: Any) -> str:
     """Return the name of an overload without namespace, overload name, ``native_`` and underscores."""
-    name = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - of an overload
+    name = get_schema(func).name.rpartition("::")[2]
     return name if name in DATA_MOVEMENT_OVERLOADS else name.strip("_").removeprefix("native_")

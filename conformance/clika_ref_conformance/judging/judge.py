@@ -18,6 +18,7 @@ from clika_ref_conformance.judging.expected_output import ExpectedOutput, find_e
 from clika_ref_conformance.judging.jitter_runs import ExactRun, Values, repeat_run, run_exactly
 from clika_ref_conformance.judging.random_nodes import is_random_call
 from clika_ref_conformance.judging.rounding import ConcreteCall, is_float
+from clika_ref_conformance.judging.unrolled_loops import unroll_loops
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, sum_counts
 
 CASTING_OPERATORS = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
@@ -37,7 +38,7 @@ class CaseReference:
     Eager runs in the declared dtypes, and the graph in float64. A graph of one node is judged by the bound of its
     operator's error class. In a larger graph, the bound of every node becomes the size of a random error, and eight
     such runs show its effect on the results. Results declared in float64 have no wider reference: their bound, in units
-    of float64, is around the same run, and is doubled.
+    of float64, is around the same run, and is doubled. Loops are unrolled first.
 
     Args:
         graph: graph that was compiled.
@@ -57,7 +58,7 @@ class CaseReference:
         trusts_eager: bool = False,
         arithmetic: Sequence[Arithmetic] = (),
     ) -> None:
-        self.graph = graph
+        self.graph = graph = unroll_loops(graph)
         self.inputs = [t.clone() for t in inputs]
         self.seed = seed
         self.trusts_eager = trusts_eager

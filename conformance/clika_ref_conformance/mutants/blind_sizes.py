@@ -7,12 +7,12 @@ from typing import Any
 from unittest.mock import patch
 
 from clika_ref_aten import grids
-from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import evaluate, is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.emission import _Emission
+from clika_ref.torch_internals.symbols import FloorDiv
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("blind-sizes", blind=True, levels=("dynamic",))

@@ -171,18 +171,24 @@ class _CheckTimeout(BaseException):
 
 def _run_with_timeout(seconds: float, check: Check) -> Outcome:
     """Run a check with a time limit, and return a hang if it exceeds the limit."""
+    running = True
 
     def end(*_: object) -> None:
-        raise _CheckTimeout
+        if running:
+            raise _CheckTimeout
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds, SIGNAL_INTERVAL_S)
     try:
-        return run_check(check)
+        try:
+            return run_check(check)
+        finally:
+            running = False
     except _CheckTimeout:
         return Outcome(check.name, Comparison(Verdict.HANG, f"it did not end within {seconds:g} s"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # drops a pending signal, which would end the process
         signal.signal(signal.SIGALRM, before)
 
 

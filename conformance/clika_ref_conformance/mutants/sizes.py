@@ -13,12 +13,12 @@ import clika_ref_aten.slicing
 import clika_ref_aten.striding
 import clika_ref_aten.variance
 import torch
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.builder import OnnxBuilder
 from clika_ref.onnx_export.sizes import EXPR_RULES, SizeEmitter
+from clika_ref.torch_internals.symbols import FloorDiv, Mod, PythonMod
 from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 

@@ -61,9 +61,7 @@ def _copy_needed(
         if value in read and value.data is not None:
             mapping[value] = left.add_constant(value.data, value.name)
     for node in nodes:
-        inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
-        twin = left.insert(Node(node.op, inputs, node.attrs), [v.type for v in node.outputs])
-        mapping.update(zip(node.outputs, twin.outputs, strict=True))
+        left.insert_copy(node, mapping)
     for position, value in enumerate(graph.outputs):
         if position != drop and value in mapping and value.producer is not None and value.producer is not gone:
             left.add_output(mapping[value])

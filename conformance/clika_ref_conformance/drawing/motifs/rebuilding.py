@@ -82,12 +82,16 @@ class CaseRebuilder:
             self.mapping[value] = self.builder.leaf(leaf)
 
     def take(self, node: Node, inputs: Sequence[Any] | None = None, attrs: Mapping[str, Any] | None = None) -> bool:
-        """Add a node, with other operands or attributes if given; return whether that is legal."""
+        """Add a node, with other operands or attributes if given; return whether that is legal.
+
+        A node with bodies is added as it is: its bodies have the types of these operands.
+        """
         operands = [self.map_operand(v) for v in (node.inputs if inputs is None else inputs)]
         attrs = node.attrs if attrs is None else attrs
         if inputs is None and attrs is node.attrs and self._is_known(node):
-            types, results = [v.type for v in node.outputs], [self.case.tensors[v] for v in node.outputs]
-            new = self.builder.add(Node(node.op, operands, dict(attrs)), types, results)
+            new = self.builder.add_copy(node, self.mapping, [self.case.tensors[v] for v in node.outputs])
+        elif node.bodies:
+            return False
         else:
             new = self.builder.add_call(node.op, operands, attrs)
         if new is None or len(new.outputs) != len(node.outputs):

@@ -201,13 +201,7 @@ def _build_subgraph_case(
     for value in inputs:
         mapping[value] = copy.add_input(value.type, value.name)
     for node in kept:
-        operands = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
-        twin = copy.insert(
-            Node(node.op, operands, node.attrs, node.origin),
-            [v.type for v in node.outputs],
-            names=[v.name for v in node.outputs],
-        )
-        mapping.update(zip(node.outputs, twin.outputs, strict=True))
+        copy.insert_copy(node, mapping)
     for value in cut.outputs:
         copy.add_output(mapping[value])
     _copy_symbols(case.graph, copy)

@@ -8,12 +8,12 @@ from random import Random
 from typing import Any
 
 import torch
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import Symbol, SymbolSource, evaluate
 from clika_ref.core.types import TensorType
+from clika_ref.torch_internals.symbols import torch_sympy
 from clika_ref_conformance.cases import CaseRun, GraphCase
 
 FILL_OPERATOR = "full"

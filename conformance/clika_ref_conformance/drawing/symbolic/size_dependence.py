@@ -22,6 +22,7 @@ from clika_ref.core.samples import (
     random_draw,
 )
 from clika_ref.core.symbols import evaluate, make_symbol
+from clika_ref.torch_internals.operators import get_schema
 from clika_ref_conformance.drawing.sampling import SampleError, draw_call
 from clika_ref_conformance.eager_calls import call_eagerly
 
@@ -251,7 +252,7 @@ def find_size_numbers(drawing: ReplayableCall) -> set[int]:
 @lru_cache(maxsize=1024)
 def _find_size_attributes(op: Operator) -> frozenset[str]:
     overloads = [o for o in op.converters if not isinstance(o, str)]
-    schemas = [str(o._schema) for o in overloads]  # noqa: SLF001 - of an overload
+    schemas = [str(get_schema(o)) for o in overloads]
     names = {name for schema in schemas for name in SIZE_ARGUMENT.findall(schema)}
     return frozenset(names & op.attributes.keys()) - LAYER_SIZE_ARGUMENTS
 
