@@ -44,26 +44,25 @@ _deform_conv2d_backward(Tensor grad, {CONVOLUTION}) -> (Tensor, Tensor, Tensor, 
 """The compiled operators that torchvision's own Python code refers to on import."""
 
 
-def use_python_kernels() -> torch.library.Library | None:
+_DECLARED: list[torch.library.Library] = []
+"""The library of `use_python_kernels`: a library takes its operators with it when it is deleted."""
+
+
+def use_python_kernels() -> None:
     """Declare torchvision's operators with Python kernels if its compiled library does not load.
 
     Call it before ``import torchvision``, which then takes the operators for its own. Results equal those of the
-    compiled kernels within float rounding; gradients are not supported.
-
-    Returns:
-        The library, which takes its operators with it when it is deleted; None if torchvision is not installed, or its
-        own library loads.
+    compiled kernels within float rounding; gradients are not supported. Without torchvision, nothing happens.
     """
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:
-        return None
+        return
     binaries = list(Path(found.origin).parent.glob("_C*.so"))
     try:
         for binary in binaries:
             torch.ops.load_library(binary)
     except OSError:
-        return _declare_operators(frozenset(map(str, binaries)))
-    return None
+        _DECLARED.append(_declare_operators(frozenset(map(str, binaries))))
 
 
 def _declare_operators(binaries: frozenset[str]) -> torch.library.Library:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,9 @@ from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_torchvision.bilinear import interpolate
+
+MAX_GATHERED = 2**22
+"""Number of elements that one interpolation gathers at most."""
 
 MIN_POSITION_SENSITIVE_SIZE = 0.1
 """The smallest height and width of a region in `ps_roi_align`, in elements of the feature map."""
@@ -49,26 +54,49 @@ def _average_bins(
     """
     if 0 in x.shape[-2:]:
         raise ValueError(f"the feature maps have the shape {tuple(x.shape)}, so no region has elements")
-    results = [x.new_zeros((0, x.shape[1], *bins))]
-    for image, (left, top), (width, height) in zip(images.long(), corners, sizes, strict=True):
-        lines = [
-            _spread_points(start, size, count, sampling_ratio)
-            for start, size, count in ((top, height, bins[0]), (left, width, bins[1]))
-        ]
-        rows, columns = (line.flatten() for line in torch.meshgrid(*(p.flatten() for p in lines), indexing="ij"))
-        found = interpolate(x[image].unsqueeze(0), rows[None], columns[None], is_zero_outside=False)
-        (tall, down), (wide, across) = (line.shape for line in lines)
-        parts = found.reshape(1, x.shape[1], tall, down, wide, across)
-        results.append(parts.mean((3, 5)) if down * across else parts.sum((3, 5)))
-    return torch.cat(results)
+    if sampling_ratio <= 0:  # the number of points differs
+        groups = [[position] for position in range(len(images))]
+    else:
+        groups = _group_regions(images, MAX_GATHERED // (x.shape[1] * math.prod(bins) * sampling_ratio**2) or 1)
+    pooled = x.new_zeros((len(images), x.shape[1], *bins))
+    for group in groups:
+        own = torch.tensor(group, device=x.device)
+        lines = [_spread_points(corners[own, d], sizes[own, d], bins[1 - d], sampling_ratio) for d in (1, 0)]
+        pooled[own] = _average_points(x[images[group[0]].long()], *lines)
+    return pooled
 
 
-def _spread_points(start: Tensor, size: Tensor, count: int, sampling_ratio: int) -> Tensor:
-    """Return the positions of the points in each bin along a dim of a region, ``[bin, point]``."""
-    step = size / count
-    points = sampling_ratio if sampling_ratio > 0 else max(int(step.detach().ceil()), 0)
-    inside = (torch.arange(points, device=start.device) + 0.5) * step / max(points, 1)
-    return start + torch.arange(count, device=start.device)[:, None] * step + inside
+def _group_regions(images: Tensor, size: int) -> list[list[int]]:
+    """Return the positions of the regions of each image, in groups of at most a size."""
+    by_image: dict[int, list[int]] = {}
+    for position, image in enumerate(images.long().tolist()):
+        by_image.setdefault(image, []).append(position)
+    return [own[first : first + size] for own in by_image.values() for first in range(0, len(own), size)]
+
+
+def _average_points(image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Average a feature map ``[c, h, w]`` over the bins of regions: ``[k, c, tall, wide]``.
+
+    ``rows[k, tall, down]`` and ``columns[k, wide, across]`` are the positions of the points of each bin.
+    """
+    (count, tall, down), (_, wide, across) = rows.shape, columns.shape
+    shape = count, tall, down, wide, across
+    points = [line.expand(shape).reshape(1, -1) for line in (rows[:, :, :, None, None], columns[:, None, None, :, :])]
+    found = interpolate(image.unsqueeze(0), *points, is_zero_outside=False)
+    parts = found.reshape(image.shape[0], *shape)
+    averages = parts.mean((3, 5)) if down * across else parts.sum((3, 5))
+    return averages.transpose(0, 1)
+
+
+def _spread_points(starts: Tensor, sizes: Tensor, count: int, sampling_ratio: int) -> Tensor:
+    """Return the positions of the points in each bin along a dim of regions, ``[region, bin, point]``.
+
+    With a ``sampling_ratio`` that is not positive there is one region, whose size gives the number of points.
+    """
+    steps = (sizes / count)[:, None, None]
+    points = sampling_ratio if sampling_ratio > 0 else max(int(steps.detach().ceil()), 0)
+    inside = (torch.arange(points, device=starts.device) + 0.5) * steps / max(points, 1)
+    return starts[:, None, None] + torch.arange(count, device=starts.device)[:, None] * steps + inside
 
 
 @roi_align.from_torch("torchvision.roi_align.default")
@@ -207,7 +235,8 @@ def ps_roi_align(
     sizes = (corners[:, 2:] - corners[:, :2]).clamp(min=MIN_POSITION_SENSITIVE_SIZE)
     bins = (pooled_height, pooled_width)
     averages = _average_bins(x, rois[:, 0], corners[:, :2], sizes, bins, sampling_ratio)
-    split = averages.reshape(len(rois), -1, *bins, *bins)
+    channels = averages.shape[1] // (pooled_height * pooled_width)
+    split = averages.reshape(len(rois), channels, *bins, *bins)
     return split.diagonal(dim1=2, dim2=4).diagonal(dim1=2, dim2=3)
 
 
@@ -243,7 +272,7 @@ def _(op, x, rois, *, spatial_scale, pooled_height, pooled_width, sampling_ratio
         coordinate_transformation_mode="half_pixel",
     )
     count = pooled_height * pooled_width
-    by_bin = op.Reshape(averages, op.ints([0, -1, count, count]))
+    by_bin = op.Reshape(averages, op.ints([0, op.shape(x)[1] // count, count, count]))  # there may be no regions
     own = op.constant(torch.eye(count), torch.bool)
     selected = op.ReduceSum(op.Where(own, by_bin, op.like(x, 0)), op.ints([3]), keepdims=False)
     return op.Reshape(selected, op.ints([0, 0, pooled_height, pooled_width]))

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from clika_ref.capture.patching import only_in_this_thread
+from clika_ref.torch_internals.operators import while_loop
 
 ASSUMED_SIZE = 800
 """The size to assume for one that is not known, to find the stride of a feature map."""
@@ -30,6 +30,14 @@ def _batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: flo
     limit = torch.cat([boxes.flatten(), boxes.new_zeros(1)]).max()  # there may be no boxes
     offsets = idxs.to(boxes) * (limit + 1)
     return torch.ops.torchvision.nms(boxes + offsets[:, None], scores, iou_threshold)
+
+
+def _decode_boxes(coder: Any, rel_codes: Tensor, boxes: Sequence[Tensor]) -> Tensor:
+    """Apply offsets ``[n, 4 * classes]`` to boxes, of which there may be none: ``[n, classes, 4]``."""
+    corners = torch.cat([*boxes])
+    count, columns = corners.shape[0], rel_codes.shape[1]
+    decoded: Tensor = coder.decode_single(rel_codes.reshape(count, columns), corners)
+    return decoded.reshape(count, columns // 4, 4)
 
 
 def _resize_image_and_masks(
@@ -202,6 +210,7 @@ FORMS: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("torchvision.ops.boxes", "batched_nms"): _batched_nms,
     ("torchvision.ops.poolers", "_setup_scales"): _setup_scales,
     ("torchvision.ops.poolers", "_multiscale_roi_align"): _multiscale_roi_align,
+    (f"{_DETECTION}._utils", "BoxCoder.decode"): _decode_boxes,
     (f"{_DETECTION}.roi_heads", "heatmaps_to_keypoints"): _heatmaps_to_keypoints,
     (f"{_DETECTION}.transform", "_resize_image_and_masks"): _resize_image_and_masks,
     (f"{_DETECTION}.transform", "paste_masks_in_image"): _paste_masks_in_image,

@@ -10,7 +10,7 @@ from clika_ref_torchvision.tracing import FORMS, use_dynamic_forms
 from torch import nn
 
 import conftest  # noqa: F401 - first, so that torchvision imports with a torch without CUDA
-from clika_ref import clika_compile
+from clika_ref import ModelError, clika_compile
 
 torchvision = pytest.importorskip("torchvision")
 DETECTION = "torchvision.models.detection"
@@ -152,3 +152,13 @@ def test_keypoints_of_other_counts():
     module = clika_compile(find, tracing_inputs=[(maps, regions), (maps[:2], regions[:2])])
     for count in (1, 3):
         torch.testing.assert_close(module(maps[:count], regions[:count]), find(maps[:count], regions[:count]))
+
+
+def test_empty_list_of_images_named():
+    """The number of images is part of the graph: no images are rejected, with both numbers."""
+    torch.manual_seed(0)
+    module = clika_compile(DETECTORS["fcos"]().eval(), tracing_inputs=[make_images((40, 60), (70, 50))])
+    with pytest.raises(
+        ModelError, match="'images' is an empty list, but the model was compiled for a list of 2 values"
+    ):
+        module([])

@@ -1,5 +1,8 @@
 """Operators of torchvision against independent computations."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +13,7 @@ from clika_ref_torchvision.suppression import nms
 import conftest  # noqa: F401 - first, so that torchvision's operators exist with a torch without CUDA
 from clika_ref import clika_compile
 
-pytest.importorskip("torchvision")  # it declares the shapes of results for tracers
+torchvision = pytest.importorskip("torchvision")  # it declares the shapes of results for tracers
 
 BOXES = torch.tensor([[0, 0, 4, 4], [1, 1, 5, 5], [0, 0, 4, 4], [6, 6, 9, 9], [3, 3, 3, 7], [6, 6, 9, 8.5]])
 SCORES = torch.tensor([0.5, 0.9, 0.5, 0.1, 0.7, 0.3])
@@ -31,6 +34,29 @@ def test_nms_keeps_boxes_that_overlap_no_better_one(threshold):
         if all(compute_iou(BOXES[i].tolist(), BOXES[k].tolist()) <= threshold for k in expected):
             expected.append(i)
     assert nms(BOXES, SCORES, iou_threshold=threshold).tolist() == expected
+
+
+@pytest.mark.slow
+def test_use_python_kernels_as_documented():
+    """The operators stay when nothing else refers to them; they accept no regions."""
+    code = (
+        "import gc; from clika_ref_torchvision.kernels import use_python_kernels; use_python_kernels(); gc.collect(); "
+        "import torch, torchvision.ops as ops; rois = torch.zeros(0, 5); "
+        "print(ops.ps_roi_align(torch.rand(1, 8, 9, 9), rois, 2).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "torch.Size([0, 2, 2, 2])" in done.stdout, done.stderr
+
+
+def test_nms_compiled_accepts_no_boxes(tmp_path):
+    """The number of boxes and of kept boxes may be 0 and 1, in module and file."""
+    calls = [(BOXES, SCORES), (BOXES[:4], SCORES[:4])]
+    module = clika_compile(lambda boxes, scores: torchvision.ops.nms(boxes, scores, 0.5), tracing_inputs=calls)
+    assert not module.graph.guards
+    for count in (0, 1, 5):
+        found = module(BOXES[:count], SCORES[:count])
+        assert found.tolist() == nms(BOXES[:count], SCORES[:count], iou_threshold=0.5).tolist()
+    module.clika_export(tmp_path / "m.onnx")
 
 
 def test_nms_without_boxes_keeps_none():
