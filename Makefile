@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugin
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/torchvision plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help install demo test test-all docs pictures conformance neighborhoods mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-observers bench-training bench-opinfo breadth clean
+.PHONY: help install demo test test-all docs pictures conformance neighborhoods mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-trained bench-observers bench-training bench-opinfo bench-detection bench-loops breadth breadth-today clean
 
 help:
 	@echo "make install  build the environment in .venv, with everything for development"
@@ -39,7 +39,10 @@ help:
 	@echo "make bench-observers  compare the default ranges with those of each observer: on loud samples, and on larger inputs"
 	@echo "make bench-training  measure training after compression, pruning and saved files"
 	@echo "make bench-opinfo  export a sample of each operator in PyTorch's own test data"
+	@echo "make bench-detection  train two detectors on rendered shapes, and compare their mAP in float and INT8"
+	@echo "make bench-loops  compare the latency of rolled loops over positions with that of unrolled ones"
 	@echo "make breadth compile every architecture of docs/coverage.md, and write that page"
+	@echo "make breadth-today  compile a tenth of them in float, another one each day, and compare with the stored results"
 	@echo "make clean   remove the environment and the caches"
 
 install: $(VENV)/development.stamp
@@ -128,8 +131,18 @@ bench-training: $(VENV)/peers.stamp
 breadth: $(VENV)/breadth.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks breadth
 
+breadth-today: $(VENV)/breadth.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks breadth --today --in-float
+
 bench-opinfo: $(VENV)/breadth.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks opinfo
+
+# The weights are cached in build/detectors. Training takes up to 5 minutes of processor time for each.
+bench-detection: $(VENV)/breadth.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks detection
+
+bench-loops: $(VENV)/development.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks loops
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info

@@ -16,6 +16,7 @@ from benchmarks import (
     imports,
     islands,
     learning_rates,
+    loops,
     opinfo,
     pieces,
     placements,
@@ -25,6 +26,7 @@ from benchmarks import (
     scaling,
 )
 from benchmarks.breadth import run as breadth
+from benchmarks.detection import run as detection
 from benchmarks.ptq import observers, trained
 from benchmarks.ptq import run as ptq
 from benchmarks.targets import run as targets
@@ -36,6 +38,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "scaling": scaling.run,
     "import": imports.run,
     "islands": islands.run,
+    "loops": loops.run,
     "opinfo": opinfo.run,
     "pieces": pieces.run,
     "placements": placements.run,
@@ -46,6 +49,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "qat": qat.run,
     "learning-rates": learning_rates.run,
     "pruning": pruning.run,
+    "detection": detection.run,
     "digits": digits.run,
     "efficientnet": efficientnet.run,
     "checkpoints": checkpoints.run,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,21 @@ class Architecture:
     """The sizes of two inputs to trace, and sizes that were never traced."""
     dynamic: str
     """The sizes that are dynamic, in words."""
+
+
+@torch.no_grad()
+def set_statistics(norms: Iterable[Any], run: Callable[[], object]) -> None:
+    """Set the running statistics of batch norms to those of their inputs in a run, one after the other."""
+
+    def take_input(norm: Any, args: tuple[Tensor]) -> None:
+        var, mean = torch.var_mean(args[0], [d for d in range(args[0].ndim) if d != 1])
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(var.nan_to_num(1))
+
+    hooks = [norm.register_forward_pre_hook(take_input) for norm in norms]
+    run()
+    for hook in hooks:
+        hook.remove()
 
 
 def make_images(batch: int, height: int = 64, width: int = 64) -> dict[str, Tensor]:

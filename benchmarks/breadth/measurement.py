@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import resource
+import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from benchmarks.breadth.architecture import Architecture, Arguments
+from benchmarks.breadth.architecture import Architecture, Arguments, set_statistics
 from benchmarks.breadth.catalogue import find_architecture
 from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
-from clika_ref.capture.detections import has_same_detections
+from clika_ref.capture.detections import has_same_detections, list_row_groups
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.ir import Graph
@@ -32,50 +35,98 @@ from clika_ref.core.registry import load_registry
 MAX_BYTES = 6 * 2**30
 """Limit of the memory of an entry."""
 
+MAX_SECONDS = 120
+"""Limit of the processor time of an entry. On one thread it is the duration, without the time of other programs."""
+
 CALIBRATION_BATCHES = 8
 
 MAX_MESSAGE = 160
 
+SMALLEST_RESULT = 1e-6
+"""Largest absolute element of results below which batch norms take the statistics of the input."""
 
-def main(name: str) -> dict[str, Any]:
-    """Return the figures of one entry, as far as it comes; ``status`` is ``yes`` or the step that failed."""
+WEIGHT_DEVIATION = 0.02
+"""Standard deviation of weights in place of zeros."""
+
+
+def main(name: str, precision: str = "int8") -> dict[str, Any]:
+    """Return the figures of one entry, as far as it comes; ``status`` is ``yes`` or the step that failed.
+
+    Args:
+        name: the entry.
+        precision: ``float`` leaves out the quantized file.
+    """
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.manual_seed(0)
     found: dict[str, Any] = {"status": "build"}
     try:
-        _measure(find_architecture(name), found)
+        architecture = find_architecture(name)
+        model = _measure(architecture, found)
+        if precision == "int8" and found["status"] == "yes":
+            print(json.dumps(found), flush=True)  # the result if the limits end this process
+            _measure_int8(architecture, model, found)
     except Exception as error:  # noqa: BLE001 - the list contains every failure
         found["reason"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_MESSAGE]
     return found
 
 
-def _measure(architecture: Architecture, found: dict[str, Any]) -> None:
-    """Fill in the figures one by one; ``status`` names the step that runs."""
+def _measure(architecture: Architecture, found: dict[str, Any]) -> torch.nn.Module:
+    """Fill in the figures in float one by one; ``status`` names the step that runs. Return the model."""
     model = architecture.build().eval()
+    _fill_zero_weights(model)
     *traced, unseen = (architecture.inputs(*sizes) for sizes in (*architecture.sizes[0], architecture.sizes[1]))
     found["status"] = "eager"
     expected = _call(copy.deepcopy(model), unseen)  # it may change its state
-    found["status"], start = "compile", time.perf_counter()
+    if _vanishes(expected):
+        norms = [part for part in model.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
+        set_statistics(norms, partial(_call, model, unseen))
+        expected = _call(copy.deepcopy(model), unseen)
+    is_random = not _are_equal(expected, _call(copy.deepcopy(model), unseen))
+    found["status"], start = "compile", time.process_time()
     module = clika_compile(model, tracing_inputs=traced, discard_input_model=False)
     found["nodes"], found["status"] = len(module.graph), "module"
     graph = module.graph
-    found["module"] = _count_roundings(graph, expected, _list_tensors(_call(copy.deepcopy(module), unseen)))
+    result = _list_tensors(_call(copy.deepcopy(module), unseen))
+    compare = _compare_shapes if is_random else _count_roundings
+    found["module"] = compare(graph, expected, result)
     found["status"] = "export"
     with tempfile.TemporaryDirectory() as folder:
         artifact = module.clika_export(Path(folder) / "model.onnx")
-        found["seconds"] = round(time.perf_counter() - start, 1)
+        found["seconds"] = round(time.process_time() - start, 1)
         found["status"] = "file"
-        found["file"] = _count_roundings(graph, expected, _run(artifact, module, unseen))
-    found["status"] = "yes"
+        found["file"] = compare(graph, expected, _run(artifact, module, unseen))
+    found["status"] = "random" if is_random else "yes"
+    if is_random:
+        found["reason"] = "each call draws other numbers"
+    return model
+
+
+@torch.no_grad()
+def _fill_zero_weights(model: torch.nn.Module) -> None:
+    """Fill weights that a model starts with as zeros, as of a head or a residual branch: its result would be zero."""
+    for weight in model.parameters():
+        if weight.ndim >= 2 and weight.is_floating_point() and not weight.any():
+            weight.normal_(std=WEIGHT_DEVIATION)
+
+
+def _vanishes(result: Any) -> bool:
+    """Whether all float results are so small that a comparison shows nothing."""
+    floats = [x for x in _list_tensors(result) if x.is_floating_point() and x.numel()]
+    return bool(floats) and all(float(x.abs().max()) < SMALLEST_RESULT for x in floats)
+
+
+def _measure_int8(architecture: Architecture, model: torch.nn.Module, found: dict[str, Any]) -> None:
+    """Fill in the SQNR of the quantized file, or why there is none."""
     try:
-        found["decibels"] = _measure_int8(architecture, model)
+        found["decibels"] = _compute_int8_decibels(architecture, model)
     except Exception as error:  # noqa: BLE001 - as above
         found["int8_reason"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_MESSAGE]
 
 
-def _measure_int8(architecture: Architecture, model: torch.nn.Module) -> float | None:
+def _compute_int8_decibels(architecture: Architecture, model: torch.nn.Module) -> float | None:
     """Return the median SQNR of the samples of the quantized file in dB; None if it has no layer to quantize."""
     first, second = architecture.sizes[0]
     data = [architecture.inputs(*sizes) for sizes in (first, second) * (CALIBRATION_BATCHES // 2)]
@@ -93,7 +144,7 @@ def _measure_int8(architecture: Architecture, model: torch.nn.Module) -> float |
         return None
     with tempfile.TemporaryDirectory() as folder:
         artifact = module.clika_export(Path(folder) / "model.onnx")
-        return round(_compute_decibels(expected, _run(artifact, module, unseen)), 1)
+        return round(_compute_decibels(module.graph, expected, _run(artifact, module, unseen)), 1)
 
 
 @torch.no_grad()
@@ -107,6 +158,11 @@ def _run(artifact: Artifact, module: ClikaModule, given: Arguments) -> list[Tens
     signature = module.clika_state.signature
     inputs = signature.graph_inputs(signature.flatten(args, kwargs))
     return list(load_registry().targets["onnxruntime"].load(artifact)(inputs))
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    pairs = zip(_list_tensors(first), _list_tensors(second), strict=True)
+    return all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in pairs)
 
 
 def _list_tensors(result: Any) -> list[Tensor]:
@@ -136,11 +192,37 @@ def _count_roundings(graph: Graph, expected: Any, found: Sequence[Tensor]) -> in
     return round(max((error / unit for error, unit in zip(errors, units, strict=True) if unit), default=0))
 
 
-def _compute_decibels(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """Return the median over samples of the SQNR, over all float results with the batch as first dim."""
+def _compare_shapes(_graph: Graph, expected: Any, found: Sequence[Tensor]) -> str:
+    """Compare the shapes of random results.
+
+    Raises:
+        AssertionError: a shape differs.
+    """
+    shapes = [tuple(t.shape) for t in _list_tensors(expected)]
+    assert [tuple(t.shape) for t in found] == shapes, f"{[tuple(t.shape) for t in found]} instead of {shapes}"
+    return "shapes"
+
+
+def _compute_decibels(graph: Graph, expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """Return the median over samples of the SQNR, over all float results with the batch as first dim.
+
+    Detections are matched first: each row of eager's with the nearest one of the file. A sample is then an image.
+    """
+    groups = list_row_groups(graph)
+    if groups:
+        matched = [_match_rows([expected[i] for i in group], [found[i] for i in group]) for group in groups]
+        return statistics.median(float(10 * (signal / noise).log10()) for signal, noise in matched)
     pairs = [(e, f) for e, f in zip(expected, found, strict=True) if e.is_floating_point() and e.ndim]
     size = len(pairs[0][0])
     pairs = [(e, f) for e, f in pairs if len(e) == size]
     signal = sum(e.reshape(size, -1).double().square().sum(1) for e, _ in pairs)
     noise = sum((e - f).reshape(size, -1).double().square().sum(1) for e, f in pairs)
     return float(10 * (signal / noise).median().log10())
+
+
+def _match_rows(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the squared sums of the rows of float tensors, and of their differences from the nearest rows found."""
+    floats = [(e.double().flatten(1), f.double().flatten(1)) for e, f in zip(expected, found, strict=True) if e.ndim]
+    rows, others = (torch.cat([pair[k] for pair in floats], 1) for k in (0, 1))
+    noise = torch.cdist(rows, others).amin(1) if len(others) else rows.norm(dim=1)
+    return rows.square().sum(), noise.square().sum()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.breadth.architecture import BATCHES, IMAGES, Architecture, make_images
+from benchmarks.breadth.architecture import BATCHES, IMAGES, Architecture, make_images, set_statistics
 
 CLASSIFIERS = (
     *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3"),
@@ -25,7 +25,6 @@ FIXED_SIZE_CLASSIFIERS = ("maxvit_t", "vit_b_16")
 SEGMENTERS = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
 
 VIDEO_CLASSIFIERS = ("mc3_18", "r2plus1d_18", "r3d_18", "s3d", "swin3d_t", "mvit_v2_s")
-MVIT_FRAMES = 16
 
 DETECTORS = (
     *(
@@ -37,7 +36,7 @@ DETECTORS = (
     *("maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large"),
 )
 
-VIDEO_SIZES = ((1, 16, 64, 64), (2, 24, 96, 112)), (3, 16, 112, 96)
+VIDEO_SIZES = ((1, 8, 48, 48), (2, 12, 64, 80)), (3, 8, 80, 64)
 
 
 def _build(name: str, **options: object) -> nn.Module:
@@ -54,38 +53,36 @@ def _build_detector(name: str) -> nn.Module:
     """
     model = _build(name, num_classes=5, weights_backbone=None, **_choose_detector_sizes(name)).eval()
     norms = [m for m in model.modules() if hasattr(m, "running_var")] if "mobilenet" in name else []
-    parts = [m for path, m in model.named_modules() if SCORING_LAYERS & {*path.split(".")}]
+    named = [m for path, m in model.named_modules() if path.split(".")[-1] in SCORING_LAYERS]
+    parts = named or [m for path, m in model.named_modules() if "classification_head" in path]  # of SSD
     layers = [m for m in parts if isinstance(m, nn.Conv2d | nn.Linear) and m.bias is not None]  # others are normalized
-    hooks = [
-        *(norm.register_forward_pre_hook(_set_statistics) for norm in norms),
-        *(layer.register_forward_hook(_spread_scores) for layer in layers),
-    ]
+    spreads: dict[nn.Module, list[float]] = {}
+    images = _make_detection_images(96, 128)
+    set_statistics(norms, lambda: model(**images))
+    hooks = [layer.register_forward_hook(functools.partial(_record_spread, spreads)) for layer in layers]
     with torch.no_grad():
-        model(**_make_detection_images(96, 128))
+        model(**images)
+        for layer, found in spreads.items():
+            cast("Any", layer).weight.mul_(SCORE_DEVIATION / max(found))
     for hook in hooks:
         hook.remove()
     return model
 
 
-def _set_statistics(norm: Any, args: tuple[Tensor]) -> None:
-    """Set the running statistics of a normalization to those of its input."""
-    var, mean = torch.var_mean(args[0], (0, 2, 3))
-    norm.running_mean.copy_(mean)
-    norm.running_var.copy_(var.nan_to_num(1))
-
-
-@torch.no_grad()
-def _spread_scores(layer: Any, _args: Any, result: Tensor) -> None:
-    """Scale the weights of a layer for results of a standard deviation of 2."""
+def _record_spread(spreads: dict[nn.Module, list[float]], layer: nn.Module, _args: Any, result: Tensor) -> None:
+    """Record the standard deviation of a layer's results, once for each feature map."""
     if result.numel() > 1:
-        layer.weight.mul_(2 / result.std().clamp(min=1e-20))
+        spreads.setdefault(layer, []).append(max(float(result.std()), 1e-20))
 
 
-SCORING_LAYERS = frozenset({"cls_logits", "cls_score", "bbox_ctrness", "classification_head"})
-"""Names of modules that score boxes, or contain the layers that do."""
+SCORE_DEVIATION = 2.0
+"""Standard deviation of scores before the sigmoid or softmax, on the feature map where it is largest."""
+
+SCORING_LAYERS = frozenset({"cls_logits", "cls_score", "bbox_ctrness"})
+"""Names of the layers that score boxes."""
 
 
-def _make_video(batch: int, frames: int = MVIT_FRAMES, height: int = 224, width: int = 224) -> dict[str, Tensor]:
+def _make_video(batch: int, frames: int, height: int, width: int) -> dict[str, Tensor]:
     return {"x": torch.randn(batch, 3, frames, height, width)}
 
 
@@ -102,6 +99,17 @@ def _choose_detector_sizes(name: str) -> dict[str, int]:
     return {} if name.startswith("ssd") else {"min_size": 96, "max_size": 160}
 
 
+OTHER_CLASSIFIERS = {
+    # Their own initialization makes results that do not depend on the input.
+    **dict.fromkeys(
+        ("googlenet", "inception_v3"), ((((1, 96, 96), (2, 128, 160)), (3, 160, 128)), {"init_weights": False})
+    ),
+    # A window is smaller than the feature map at these sizes, and larger at others: another graph.
+    **dict.fromkeys(("swin_t", "swin_v2_t"), ((((1, 160, 192), (2, 192, 224)), (3, 224, 160)), {})),
+}
+"""The sizes and options of classifiers for which the usual ones prove nothing, or need two graphs."""
+
+
 def list_architectures() -> Mapping[str, Architecture]:
     """Return the entries, by name."""
     make = functools.partial
@@ -110,14 +118,12 @@ def list_architectures() -> Mapping[str, Architecture]:
         **{
             name: Architecture(make(_build, name, num_classes=10), make_images, IMAGES, large)
             for name in CLASSIFIERS
-            if name != "inception_v3"
+            if name not in OTHER_CLASSIFIERS
         },
-        "inception_v3": Architecture(
-            make(_build, "inception_v3", num_classes=10, init_weights=False),
-            make_images,
-            (((1, 96, 96), (2, 128, 160)), (3, 160, 128)),
-            large,
-        ),
+        **{
+            name: Architecture(make(_build, name, num_classes=10, **options), make_images, sizes, large)
+            for name, (sizes, options) in OTHER_CLASSIFIERS.items()
+        },
         **{
             name: Architecture(
                 make(_build, name, num_classes=10),
@@ -139,10 +145,15 @@ def list_architectures() -> Mapping[str, Architecture]:
         "s3d": Architecture(
             make(_build, "s3d", num_classes=10),
             _make_video,
-            (((1, 16, 224, 224), (2, 16, 224, 224)), (3, 16, 224, 224)),
+            (((1, 14, 224, 224), (2, 14, 224, 224)), (3, 14, 224, 224)),
             "batch",
         ),
-        "mvit_v2_s": Architecture(make(_build, "mvit_v2_s", num_classes=10), _make_video, BATCHES, "batch"),
+        "mvit_v2_s": Architecture(
+            make(_build, "mvit_v2_s", num_classes=10, spatial_size=(64, 64), temporal_size=8),
+            make(_make_video, frames=8, height=64, width=64),
+            BATCHES,
+            "batch",
+        ),
         "raft_small": Architecture(make(_build, "raft_small"), _make_frames, BATCHES, "batch"),
         **{
             name: Architecture(

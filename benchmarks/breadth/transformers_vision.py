@@ -63,6 +63,22 @@ ENCODERS: Options = {
 }
 """Networks for images of one size: only the batch is dynamic."""
 
+RESIDUAL = {
+    "model_type": "rt_detr_resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [16, 32, 48, 64],
+    "depths": [1, 1, 1, 1],
+    "out_features": ["stage2", "stage3", "stage4"],
+}
+RESIDUAL_CHANNELS = {
+    "encoder_in_channels": [32, 48, 64],
+    "encoder_hidden_dim": 32,
+    "decoder_in_channels": [32, 32, 32],
+    "encoder_ffn_dim": 64,
+    "encoder_layers": 1,
+}
+"""A residual network of one block in each stage, and the widths of the layers that follow it."""
+
 NETWORKS: Options = {
     **{key: {**TWO_STAGES, "num_stages": 2} for key in ("ConvNextModel", "ConvNextV2Model")},
     "DINOv3ViTModel": {},
@@ -78,7 +94,11 @@ NETWORKS: Options = {
     "GLPNForDepthEstimation": {**FOUR_STAGES, "decoder_hidden_size": 16, "num_attention_heads": [1, 2, 2, 4]},
     "MobileNetV2Model": {},
     "PoolFormerModel": FOUR_STAGES,
-    **{key: {"num_queries": 8} for key in ("RTDetrForObjectDetection", "RTDetrV2ForObjectDetection")},
+    # With the default range, the scores of all queries are equal up to rounding, and any of them is a largest one.
+    **{
+        key: {"num_queries": 8, "initializer_range": 0.1, "backbone_config": RESIDUAL, **RESIDUAL_CHANNELS}
+        for key in ("RTDetrForObjectDetection", "RTDetrV2ForObjectDetection")
+    },
     "RegNetModel": TWO_STAGES,
     "ResNetModel": TWO_STAGES,
     "SegformerForSemanticSegmentation": {**FOUR_STAGES, "decoder_hidden_size": 16, "num_attention_heads": [1, 2, 2, 4]},
