@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.dropout import _DropoutNd
 
 from clika_ref.capture.calibration_inputs import CalibrationInputs, LazyDataset
 from clika_ref.capture.callables import TracedCallable, make_callable
@@ -52,6 +51,7 @@ from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.targets.size_statistics import symbol_sizes_of
+from clika_ref.torch_internals.modules import DROPOUT
 
 CALIBRATION_INPUTS_UNREAD = (
     "calibration_inputs are not read: tracing_inputs are given without quantization_settings. "
@@ -355,6 +355,7 @@ def _capture(calls: list[ModelCall], context: CompileContext) -> CaptureResult:
             fallback=torchlib_operator,
             dynamic=context.arguments.dynamic is not False,
             name=context.arguments.graph_name,
+            convert_branches=context.arguments.clika_compile_options.convert_branches,
             detail=log.detail,
             progress=stage.update,
         )
@@ -373,7 +374,7 @@ def _capture(calls: list[ModelCall], context: CompileContext) -> CaptureResult:
 
 def _count_idle_dropouts(model: torch.nn.Module) -> int:
     """Return how many dropouts are off, as in eval mode; functional calls are not counted."""
-    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    dropouts = [module for module in model.modules() if isinstance(module, DROPOUT)]
     return sum(module.p > 0 and not module.training for module in dropouts)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.serialization.container import read_extra_state, write_extra_state
 from clika_ref.settings.distributed import ACCEPTED_DISTRIBUTED_SETTINGS, DistributedTrainingSettings
+from clika_ref.torch_internals.processes import read_timeout
 
 Message = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 """A document that JSON can hold, and tensors. The receiver executes nothing of it."""
@@ -102,7 +102,7 @@ class Ranks:
         own = message if failure is None else torch.tensor(list(failure.encode()), dtype=torch.uint8)
         with _translate_errors():
             # Names the ranks that have ended or hang, unlike a collective.
-            dist.monitored_barrier(self.group, timeout=_timeout(), wait_all_ranks=True)
+            dist.monitored_barrier(self.group, timeout=read_timeout(), wait_all_ranks=True)
             heads = [torch.zeros(2, dtype=torch.int64) for _ in range(self.count)]
             dist.all_gather(heads, torch.tensor([len(own), int(failure is not None)]), group=self.group)
             failed = [rank for rank, head in enumerate(heads) if head[1]]
@@ -150,7 +150,7 @@ def open_ranks(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
         return
     if not (dist.is_available() and dist.is_initialized()):
         raise ModelError(f"multi_gpu=True needs a process group, and there is none. {START_HINT}")
-    group: Any = dist.new_group(backend="gloo", timeout=_timeout())
+    group: Any = dist.new_group(backend="gloo", timeout=read_timeout())
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), group)
     try:
         yield ranks
@@ -185,13 +185,6 @@ def _translate_errors() -> Iterator[None]:
             f"another process has ended or does not respond, so this one stops too: {error}. See its last output for "
             "the cause; init_process_group(timeout=...) sets how long to wait for a slow process."
         ) from error
-
-
-def _timeout() -> timedelta:
-    """Return the timeout of the user's process group."""
-    group = dist.distributed_c10d._get_default_group()
-    found = [group._get_backend(device).options._timeout for device in group._device_types]
-    return max(found)
 
 
 def _empty_message() -> Tensor:

@@ -265,5 +265,5 @@ def _is_dequantized(value: Value) -> bool:
 def _count_macs(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:
     """Return the MACs of each layer on the given inputs."""
     counter = MacCounter(graph, inputs)
-    compute_outputs(graph, inputs, counter)
+    compute_outputs(graph, inputs, counter, counter.enter)
     return counter.of

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from clika_ref.capture.detections import is_data_dependent, list_row_groups, pair_rows
 from clika_ref.compiled.runners import load_runner
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import DisagreementError, format_count
@@ -15,6 +17,7 @@ from clika_ref.core.ir import Graph, walk
 from clika_ref.core.targets import Target
 from clika_ref.export.input_rounding import find_rounding_layers, run_with_rounded_inputs
 from clika_ref.export.layer_check import describe_first_broken_layer
+from clika_ref.quantization.algorithms.compared_outputs import OutputBranches
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error_by_sample, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.decision import ratio_in_decibels
@@ -72,8 +75,11 @@ def compare_quantized(
         return f"not compared: {problem}"
     if any(node.is_random for node in walk(graph)):
         return "not compared: the model draws random numbers"
+    dynamic = [v.name for v in graph.outputs if any(is_data_dependent(graph, size) for size in v.type.shape[1:])]
+    if dynamic:
+        return f"not compared: the data determines more than the number of rows of {', '.join(map(repr, dynamic))}"
     noises = _measure_noise(artifact, target, graph, examples, expected)
-    total, samples = _Noise.of_all(noises.values()), sum(map(sample_count, examples))
+    total, samples = _Noise.of_all(noises.values()), _count_all_samples(graph, examples)
     is_narrow = samples >= MIN_MARGIN_SAMPLES and not _has_fp16(graph) and total.is_beyond_chance(MARGIN_DB)
     margin = MARGIN_DB if is_narrow else WIDE_MARGIN_DB
     problems = [_describe_excess_noise(total, margin)]
@@ -98,6 +104,11 @@ def compare_quantized(
     return report + unrounded * (total.simulated != total.exact)
 
 
+def _count_all_samples(graph: Graph, examples: Sequence[Sequence[Tensor]]) -> int:
+    """Return the number of samples; each call of a detector counts once, as its images may be inputs of their own."""
+    return len(examples) if list_row_groups(graph) else sum(map(sample_count, examples))
+
+
 def _describe_excess_noise(noise: _Noise, margin: float) -> str:
     """Describe the SQNR of an artifact if it is below that of its graph by more than a margin, empty otherwise."""
     if noise.artifact_db >= min(noise.graph_db - margin, FLOAT_ROUNDING_DB):
@@ -112,20 +123,21 @@ def _measure_noise(
     examples: Sequence[Sequence[Tensor]],
     expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> dict[str, _Noise]:
-    """Return the errors of each float output, by its name, over all examples."""
+    """Return the errors of each part of a float output, by its name, over all examples."""
     runner, graph = load_runner(target, artifact), _compute_constants(graph)
-    rounding = find_rounding_layers(graph, target.scheme)
-    noises = {i: _Noise() for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point}
+    rounding, pairing = find_rounding_layers(graph, target.scheme), _OutputPairing(graph)
+    noises = {name: _Noise() for name in pairing.names}
     for inputs in examples:
         reference = expected(inputs)
         with torch.no_grad():
             exact = run_graph(graph, inputs)
         simulated = run_with_rounded_inputs(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
-        samples = _count_samples([reference[i] for i in noises], sample_count(inputs))
-        for i, noise in noises.items():
-            noise.add(reference[i], exact[i], simulated[i], found[i], samples)
-    return {f"{i}, {graph.outputs[i].name}": noise for i, noise in noises.items()}
+        samples = pairing.count_samples(reference, sample_count(inputs))
+        every = [pairing.pair(results, reference) for results in (exact, simulated, found)]
+        for noise, own_exact, own_simulated, own_found in zip(noises.values(), *every, strict=True):
+            noise.add(own_exact, own_simulated, own_found, samples)
+    return noises
 
 
 def _compute_constants(graph: Graph) -> Graph:
@@ -136,9 +148,41 @@ def _compute_constants(graph: Graph) -> Graph:
     return clone
 
 
-def _count_samples(outputs: Sequence[Tensor], count: int) -> int:
-    """Return the number of samples along the first dim of the outputs; 1 if an output cannot be split."""
-    return count if count and all(x.ndim and x.shape[0] == count for x in outputs) else 1
+class _OutputPairing:
+    """Pairs the parts of two results of a graph: branches of outputs, and outputs with matched detections."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._groups = list_row_groups(graph)
+        in_group = {i for group in self._groups for i in group}
+        self._fixed = [i for i in _list_floats(graph) if i not in in_group]
+        self._selected = [[i for i in _list_floats(graph) if i in group] for group in self._groups]
+        self._branches = OutputBranches([graph.outputs[i] for i in self._fixed])
+        branches = [f"{i}, {name}" for i in self._fixed for name in OutputBranches([graph.outputs[i]]).names]
+        self.names = [*branches, *(f"{i}, {graph.outputs[i].name}" for own in self._selected for i in own)]
+        """A name for each part."""
+
+    def pair(self, found: Sequence[Tensor], reference: Sequence[Tensor]) -> list[_Pair]:
+        """Return the tensors of both for each name, in equal shapes, from all outputs."""
+        branches = (self._branches.split([results[i] for i in self._fixed]) for results in (found, reference))
+        pairs = [*zip(*branches, strict=True)]
+        for group, own in zip(self._groups, self._selected, strict=True):
+            rows = pair_rows([found[i] for i in group], [reference[i] for i in group])
+            pairs += [rows[group.index(i)] for i in own]
+        return pairs
+
+    def count_samples(self, outputs: Sequence[Tensor], count: int) -> int:
+        """Return the number of samples along the first dim of the outputs; 1 if an output cannot be split."""
+        if self._groups:
+            return 1
+        return count if count and all(x.ndim and x.shape[0] == count for x in (outputs[i] for i in self._fixed)) else 1
+
+
+def _list_floats(graph: Graph) -> list[int]:
+    return [i for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point]
+
+
+_Pair: TypeAlias = tuple[Tensor, Tensor]
+"""A part of a result, and the same part of the float model's."""
 
 
 @dataclass
@@ -162,12 +206,12 @@ class _Noise:
         )
         return cls(sum(n.signal for n in every), *missed)
 
-    def add(self, reference: Tensor, exact: Tensor, simulated: Tensor, found: Tensor, samples: int) -> None:
-        """Add one more batch with the given number of samples."""
-        self.signal += sum_squares(reference)
-        self.exact += sum_squared_error_by_sample(exact, reference, samples)
-        self.simulated += sum_squared_error_by_sample(simulated, reference, samples)
-        self.artifact += sum_squared_error_by_sample(found, reference, samples)
+    def add(self, exact: _Pair, simulated: _Pair, found: _Pair, samples: int) -> None:
+        """Add one more batch with the given number of samples; each pair ends with the reference."""
+        self.signal += sum_squares(exact[1])
+        self.exact += sum_squared_error_by_sample(*exact, samples)
+        self.simulated += sum_squared_error_by_sample(*simulated, samples)
+        self.artifact += sum_squared_error_by_sample(*found, samples)
 
     @property
     def graph_db(self) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
-from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import Guard
 from clika_ref.reporting.log import CompilationLog
+from clika_ref.torch_internals.symbols import torch_sympy
 
 MAX_SHOWN_GUARDS = 5
 """Maximum number of guards in the warning."""

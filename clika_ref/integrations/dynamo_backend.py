@@ -10,12 +10,12 @@ from os import PathLike
 from typing import Any
 
 from torch import fx
-from torch._guards import tracing
 
 from clika_ref.api import clika_compile
 from clika_ref.capture.inputs import check_iterable
 from clika_ref.compiled.weights import register_weight
 from clika_ref.core.errors import ModelError
+from clika_ref.module import clika_module, running
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.partial_graphs.dynamo import copy_with_dynamic_dims, read_break, read_position
 from clika_ref.partial_graphs.dynamo_graph import (
@@ -28,6 +28,7 @@ from clika_ref.partial_graphs.dynamo_graph import (
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.settings import Settings
 from clika_ref.settings.validation import format_hint
+from clika_ref.torch_internals.tracing import tracing
 
 CLIKA_ACE_OPTIONS = ("settings", "example_inputs", "train_dataloader", "apply_on_data_fn")
 """Options of clika-ace releases of 2024, which have newer names in `clika_compile`."""
@@ -53,6 +54,9 @@ COMPILE_OPTIONS = (
 WHOLE_MODEL_ARGUMENTS = ("calibration_inputs", "example_inputs")
 """Arguments that hold inputs of the whole model."""
 
+COMPILED_FILES = (running.__file__, clika_module.__file__)
+"""The files with the ``forward`` of compiled modules."""
+
 DECIDED_BY_DYNAMO = {
     "dynamic": "Dynamo decides which dims are dynamic. Pass it to torch.compile itself.",
     "fullgraph": "Dynamo decides where graphs end. Pass it to torch.compile itself.",
@@ -75,8 +79,10 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     ``clika_compile(model, fullgraph=False)``.
 
     Raises:
-        ModelError: Dynamo broke the model into several graphs and data for the whole is given; or an option is unknown.
+        ModelError: the model is compiled already; Dynamo broke it into several graphs and data for the whole is given;
+            or an option is unknown.
     """
+    _reject_compiled()
     options = translate_options(kwargs.pop("options", None) or {})
     _reject_options_for_pieces(program, options)
     placeholders = read_placeholders(program)
@@ -84,6 +90,15 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     set_module_paths(program, names)
     placeholders = [replace(p, name=names[p.name]) if p.kind == "weight" else p for p in placeholders]
     return _CompiledCallable(program, placeholders, options)
+
+
+def _reject_compiled() -> None:
+    """Reject the graph of a module that is compiled already; a part of another model may be one."""
+    if read_position().file in COMPILED_FILES:
+        raise ModelError(
+            "cannot compile the module with the backend 'clika': it is a ClikaModule already. Compile the original "
+            "model, or pass this one to torch.compile with another backend."
+        )
 
 
 def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from clika_ref.capture.dataclass_pytrees import register_dataclass
 from clika_ref.capture.signature import (
@@ -26,6 +25,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.serialization.class_lookup import class_name, find_imported, unknown_class_error
 from clika_ref.serialization.graph_format import decode, encode
 from clika_ref.serialization.vocabulary import LeafKind, SignatureKey
+from clika_ref.torch_internals.trees import pytree
 
 LEAF_TYPES: dict[str, type] = {
     LeafKind.TENSOR: TensorLeaf,

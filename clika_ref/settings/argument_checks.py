@@ -16,6 +16,7 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaComp
 from clika_ref.settings.lora import LoraSettings
 from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.torch_internals.modules import TORCHSCRIPT_TYPES
 
 SHOWN_LENGTH = 200
 """Maximum number of characters of a wrong value in an error."""
@@ -61,8 +62,6 @@ CALLABLE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "forward_fn": ("model", "args", "kwargs"),
 }
 """Arguments that are functions, with the parameters that each is called with."""
-
-TORCHSCRIPT_TYPES = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)  # noqa: SLF001
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -328,6 +328,11 @@ class ClikaCompileOptions:
     global_lora_settings: LoraSettings | None = None
     """The layers that get low-rank adapters, which are then trained in place of all other parameters; None for none."""
 
+    convert_branches: bool = False
+    """Convert branches and loops on the values of tensors in the model's Python code into conditions and loops of the
+    graph, which both the module and the file contain.
+    """
+
     def __post_init__(self) -> None:
         """Reject invalid values.
 

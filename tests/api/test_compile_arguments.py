@@ -386,6 +386,7 @@ SWITCHES = [
     "dynamic",
     "disable",
     "check_passes",
+    "convert_branches",
 ]
 
 

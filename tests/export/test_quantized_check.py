@@ -109,3 +109,36 @@ def test_compare_quantized_weights_quantized_once(quantized_graph, monkeypatch):
     compare_noisy_target(quantized_graph, [1.0] * 16)
     assert graphs
     assert not any(value.deferred_data for graph in graphs for value in graph.constants.values())
+
+
+class Head(nn.Module):
+    """Boxes in pixels and scores from 0 to 1, concatenated."""
+
+    def __init__(self):
+        super().__init__()
+        self.boxes, self.scores = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return torch.cat([self.boxes(x) * 640, self.scores(x).sigmoid()], 1)
+
+
+def test_compare_quantized_collapsed_branch_rejected(tmp_path, monkeypatch):
+    """A file whose scores are all 0 is rejected, though they are below a millionth of the output's squared norm."""
+    torch.manual_seed(0)
+    target = REGISTRY.targets["onnxruntime"]
+    module = clika_compile(
+        Head().eval(),
+        calibration_inputs=[X],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    module.clika_export(tmp_path / "head.onnx")
+    load = type(target).load
+
+    def load_without_scores(self, artifact):
+        run, factors = load(self, artifact), torch.tensor([1.0] * 4 + [0.0] * 4)
+        return lambda inputs: [x * factors if x.shape[1:] == factors.shape else x for x in run(inputs)]
+
+    monkeypatch.setattr(type(target), "load", load_without_scores)
+    with pytest.raises(TargetError, match=r"0\.0 dB, but its simulation .* for output '0, \w+ \[4:8 of dim 1\]'"):
+        module.clika_export(tmp_path / "head.onnx")

@@ -14,6 +14,7 @@ from clika_ref import (
     LayerQuantizationSettings,
     ModelError,
     QuantizationSettings,
+    clika_compile,
 )
 from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE
 from clika_ref.integrations.dynamo_backend import translate_options, weight_names
@@ -49,6 +50,17 @@ def test_backend_found_without_importing_clika_ref():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.strip().endswith("(1, 2)"), done.stderr
+
+
+def test_backend_compiled_module_rejected():
+    """A ClikaModule is not compiled again, but a model may contain one."""
+    module = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3), torch.ones(3, 3)])
+    with pytest.raises(Exception, match="with the backend 'clika': it is a ClikaModule already"):
+        torch.compile(module, backend="clika")(torch.ones(2, 3))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(torch.compile(module, backend="eager")(x), module(x))
+    outer = nn.Sequential(module, nn.ReLU())
+    torch.testing.assert_close(torch.compile(outer, backend="clika")(x), outer(x))
 
 
 def test_backend_dynamic_true_compiles_one_graph():

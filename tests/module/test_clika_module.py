@@ -379,7 +379,10 @@ def test_copy_without_saved_default_requires_argument():
             lambda m: m(torch.ones(2, 3, 8, 8, dtype=torch.int64)),
             r"input 'x': int64\[2, 3, 8, 8\] does not match",
         ),
-        (lambda m: m([torch.randn(2, 3, 8, 8)]), "argument 'x' has the structure"),
+        (
+            lambda m: m([torch.randn(2, 3, 8, 8)]),
+            "argument 'x' is a list of 1 value, but the model was compiled for one value",
+        ),
         (lambda m: m("image"), "argument 'x' is 'image', a str, but the model expects a tensor"),
         (lambda m: m(), r"do not match forward.*missing a required argument: 'x'"),
         (lambda m: m(torch.randn(SHAPES[0]), wrong=1), r"do not match forward.*unexpected keyword argument 'wrong'"),

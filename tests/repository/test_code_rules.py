@@ -160,14 +160,18 @@ def find_executing_reads(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{node.lineno}: calls {dotted_name(node.func)}, which runs what it reads"
 
 
+CORE_PACKAGES = ("clika_ref.core", "clika_ref.torch_internals")
+"""The packages that the core may import of the project."""
+
+
 def find_heavy_core_imports(path: str, source: str) -> Iterator[str]:
-    """Yield a message for each import of the core beyond itself, the standard library, torch, sympy and pluggy."""
+    """Yield a message for each import of the core beyond itself, private names of torch, and `CORE_IMPORTS`."""
     if not path.startswith(f"{CORE}/"):
         return
     for node in ast.walk(ast.parse(source, path)):
         for name in imported_modules(node):
             top = name.split(".")[0]
-            inside = name.startswith(("clika_ref.core", ".")) and not name.startswith("..")
+            inside = name.startswith((*CORE_PACKAGES, ".")) and not name.startswith("..")
             if not inside and top not in CORE_IMPORTS and top not in sys.stdlib_module_names:
                 yield f"{path}:{node.lineno}: imports {name}; besides itself it has {', '.join(sorted(CORE_IMPORTS))}"
 

@@ -150,6 +150,7 @@ OTHERWISE = [
         *(True, False, True, "a: b", "latency", "min-max"),
         *("on", "off", "on", "off", "on", "off"),
         *("live", 2.5),
+        convert_branches=True,
     ),
     DeploymentSettings_OpenVINO_ONNX("performance"),
     DeploymentSettings_TensorRT_ONNX({"batch": [1, 4, 16]}),

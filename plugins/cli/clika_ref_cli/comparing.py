@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 import clika_ref
 from clika_ref.capture.callables import make_callable
@@ -25,6 +24,7 @@ from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.export.model_comparison import Agreement, measure_agreement
 from clika_ref.export.target_comparison import TargetComparison
+from clika_ref.torch_internals.trees import pytree
 from clika_ref_cli.arguments import ModelKind, find_model_kind, load_model, require_kind
 from clika_ref_cli.artifacts import find_file_targets, find_inputs, make_artifact, open_target_file, read_onnx
 from clika_ref_cli.command_settings import deployment_settings_for

@@ -15,9 +15,9 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from torch.utils import _pytree as pytree
 
 from clika_ref.serialization.graph_format import DTYPES_BY_NAME
+from clika_ref.torch_internals.trees import pytree
 from clika_ref_cli.arguments import call_factory
 from clika_ref_cli.exit_status import DEBUG_HINT, MisuseError, print_note
 from clika_ref_cli.import_path import describe_raised, find_object

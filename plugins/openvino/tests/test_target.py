@@ -160,3 +160,18 @@ def test_profile_each_layer_has_time(tmp_path):
     assert computing <= set(found)
     assert all(seconds >= 0 for seconds in found.values())
     assert sum(found.values()) > 0
+
+
+def multiply_singular_vectors(x):
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    return (u * s[..., None, :]) @ vh, s, torch.linalg.matrix_exp(x @ x.mT)
+
+
+@pytest.mark.parametrize("columns", [3, 4])
+def test_loops_of_singular_values_run_all_steps(columns, tmp_path):
+    """The loop of rotations makes all its steps, and its parts can be sorted."""
+    x = torch.randn(2, 5, columns, generator=torch.Generator().manual_seed(0))
+    compiled = clika_compile(
+        multiply_singular_vectors, tracing_inputs=[x], deployment_settings=DeploymentSettings_OpenVINO_ONNX()
+    )
+    compiled.clika_export(tmp_path / "model.xml")  # compares the file with the module
