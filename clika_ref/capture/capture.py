@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from clika_ref.capture.gradients import find_custom_gradients, find_lost_hooks, 
 from clika_ref.capture.hit_rows import RowAssumptions, watch_hit_rows
 from clika_ref.capture.importer import OperatorFallback
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.line_sampling import find_slow_line, sample_lines
+from clika_ref.capture.line_times import LineTimes
 from clika_ref.capture.loops.branch_merging import (
     find_untraced_branch,
     merge_branch,
@@ -162,10 +161,11 @@ def _try_tracers(
     for leaves, tracer, recording in _iterate_attempts(traced, conversion):
         if tracer.runs_code and (id(leaves), recording) in fixed:
             continue  # it runs the same code, which fixes the same size
-        attempt = _Attempt(traced, tracer, recording, conversion, importing)
-        progress(f"tracing with {tracer.name}")
+        task = f"tracing with {tracer.name}"
+        attempt = _Attempt(traced, tracer, recording, conversion, importing, LineTimes(task, progress))
+        progress(task)
         try:
-            with sample_lines(f"tracing with {tracer.name}", progress) as lines, registry.enter_tracing():
+            with registry.enter_tracing():
                 program = attempt.trace(leaves)
         except Exception as error:  # a tracer may raise anything; all reasons are reported
             rejection = find_conversion_error(error)
@@ -186,7 +186,7 @@ def _try_tracers(
             continue
         detail(f"Traced by {tracer.name}")
         drop_derived_symbols(result.graph)
-        slow = find_slow_line(lines)
+        slow = attempt.times.find_slow_line()
         notes += [f"Tracing was slow, mostly at {slow}"] if slow else []
         warnings = [] if conversion is None else conversion.list_unreached()
         notes += [] if conversion is None else conversion.describe()
@@ -204,16 +204,43 @@ class _Attempt:
     recording: bool
     conversion: BranchConversion | None
     importing: _Importing
+    times: LineTimes
     rows: RowAssumptions = field(default_factory=RowAssumptions)
 
     def trace(self, leaves: list[Any], static: Collection[InputDim] = ()) -> torch.export.ExportedProgram:
         """Trace the model with the leaves of a call, and with some dims static."""
-        traced, rows, recording = self.traced.with_static_dims(static), self.rows, self.recording
-        run = functools.partial(_trace, traced, self.tracer, leaves, self.conversion, rows, recording=recording)
+        traced = self.traced.with_static_dims(static)
         try:
-            return run()
+            return self._run_tracer(traced, leaves)
         except CompositeRecordedError:
-            return run(decompose_composites=True)
+            return self._run_tracer(traced, leaves, decompose_composites=True)
+
+    def _run_tracer(
+        self, traced: TracedCalls, leaves: list[Any], *, decompose_composites: bool = False
+    ) -> torch.export.ExportedProgram:
+        call = traced.rebuild(leaves)
+        assigned = trace_assignments_as_writes(traced.callee.module, traced.written)
+        snapshot = preserve_module(traced.callee, outside=True)  # a tracer may run the real model
+        mode = torch.set_grad_enabled(self.recording)
+        with snapshot, traced.traceable_callee.as_module() as module, assigned, record_trace_errors() as raised, mode:
+            unset_attributes(traced.callee.module, traced.cache_names)  # an earlier call may have filled a cache
+            with contextlib.ExitStack() as stack:
+                if self.tracer.runs_code:
+                    stack.enter_context(trace_size_tensors(traced.callee.module, traced.written))
+                    stack.enter_context(self.rows.record(with_conditions=self.conversion is None))
+                if self.conversion is not None:
+                    stack.enter_context(self.conversion.install())
+                    stack.enter_context(self.conversion.watch_rejections(raised))
+                program = trace(
+                    self.tracer,
+                    module,
+                    call.copy(),
+                    traced.dynamic_shapes(),
+                    reach=self.times.reach,
+                    decompose_composites=decompose_composites,
+                )
+        _reject_caught_errors(raised, traced.callee, call)
+        return program
 
     def serve_all_calls(self, result: TracedGraph, leaves: list[Any]) -> tuple[TracedGraph, list[str]]:
         """Return a graph that serves all tracing inputs, and notes for the log.
@@ -365,36 +392,6 @@ def _run_eager(
         for unfit in put_by
     ]
     return traced, [*callee.warnings, *strange, *lost, *unkept], list(asked.queries)
-
-
-def _trace(
-    traced: TracedCalls,
-    tracer: Tracer,
-    leaves: list[Any],
-    conversion: BranchConversion | None,
-    rows: RowAssumptions,
-    *,
-    recording: bool,
-    decompose_composites: bool = False,
-) -> torch.export.ExportedProgram:
-    call = traced.rebuild(leaves)
-    assigned = trace_assignments_as_writes(traced.callee.module, traced.written)
-    snapshot = preserve_module(traced.callee, outside=True)  # a tracer may run the real model
-    mode = torch.set_grad_enabled(recording)
-    with snapshot, traced.traceable_callee.as_module() as module, assigned, record_trace_errors() as raised, mode:
-        unset_attributes(traced.callee.module, traced.cache_names)  # an earlier call may have filled a cache
-        with contextlib.ExitStack() as stack:
-            if tracer.runs_code:
-                stack.enter_context(trace_size_tensors(traced.callee.module, traced.written))
-                stack.enter_context(rows.record(with_conditions=conversion is None))
-            if conversion is not None:
-                stack.enter_context(conversion.install())
-                stack.enter_context(conversion.watch_rejections(raised))
-            program = trace(
-                tracer, module, call.copy(), traced.dynamic_shapes(), decompose_composites=decompose_composites
-            )
-    _reject_caught_errors(raised, traced.callee, call)
-    return program
 
 
 def _reject_caught_errors(raised: ErrorRecorder, callee: TracedCallable, call: ModelCall) -> None:

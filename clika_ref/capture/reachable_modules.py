@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from clika_ref.capture.line_sampling import innermost_model_line
+from clika_ref.capture.caught_errors import find_calling_line
 from clika_ref.capture.origins import is_installed_file
 
 MAX_SEARCH_DEPTH = 4
@@ -112,7 +112,7 @@ def record_unowned_modules(owner: nn.Module, name: str) -> Iterator[list[str]]:
         visited.append(module)
         known.update(id(part) for part in module.modules())
         if any(True for _ in (*module.parameters(), *module.buffers())):
-            line = innermost_model_line(sys._getframe(1))
+            line = find_calling_line(sys._getframe(1))
             found.append(
                 f"{type(module).__name__}{f', called at {line},' if line else ''} is not part of {name}: its weights "
                 "become constants that are not trained, and its train or eval mode does not change. Make it a "

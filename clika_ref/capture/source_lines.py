@@ -36,11 +36,12 @@ class LocatedSLoc(SLoc):
 
 
 @contextlib.contextmanager
-def record_model_lines(outermost: str) -> Iterator[None]:
+def record_model_lines(outermost: str, reach: Callable[[FrameSummary], None]) -> Iterator[None]:
     """Record the lines of the model for traced calls and guards.
 
     Args:
         outermost: the file that calls the model; only frames inside its frames belong to the model.
+        reach: receives the innermost frame of the model of each call and guard.
     """
     summarize_stack, filter_stack = getattr(*GET_STACK_SUMMARY), getattr(*FILTER_TRACEBACK_FRAMES)
 
@@ -48,10 +49,16 @@ def record_model_lines(outermost: str) -> Iterator[None]:
         framework_line: Any = framework_loc or _find_innermost_frame(_is_interesting)
         location, debug = summarize_stack(env, is_debug, framework_line)
         model = _find_innermost_frame(_is_of_model, outermost)
+        if model is not None:
+            reach(model)
         return LocatedSLoc(location.framework_loc, location.maybe_user_loc, model), debug
 
     def filter_frames(tracer: TracerBase, stack: StackSummary) -> StackSummary:
-        return StackSummary.from_list(_select_model_frames(stack, outermost)) or filter_stack(tracer, stack)
+        frames = _select_model_frames(stack, outermost)
+        if not frames:
+            return filter_stack(tracer, stack)
+        reach(frames[-1])
+        return StackSummary.from_list(frames)
 
     with patch_attributes({GET_STACK_SUMMARY: summarize, FILTER_TRACEBACK_FRAMES: filter_frames}):
         yield

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from traceback import FrameSummary
 from typing import Any, TextIO, cast
 
 import torch
@@ -149,16 +150,17 @@ def trace(
     call: ModelCall,
     shapes: DynamicShapes,
     *,
+    reach: Callable[[FrameSummary], None] = lambda _: None,
     decompose_composites: bool = False,
 ) -> torch.export.ExportedProgram:
-    """Trace a module with one tracer; errors are the tracer's own."""
+    """Trace a module with one tracer, and report each line of the model reached; errors are the tracer's own."""
     derivatives = trace_derivatives(decompose_composites=decompose_composites)
     config: Any = symbol_config  # PyTorch replaces the type of this module on import
     with (
         config.patch(backed_size_oblivious=tracer.oblivious),
         FAKE_TENSOR_CONFIG.patch(fake_tensor_cache_enabled=_count_dynamic_dims(shapes) < MIN_UNCACHED_DIMS),
         _use_traceable_transformers(),
-        record_model_lines(__file__),
+        record_model_lines(__file__, reach),
         replace_composites(),
         keep_dynamic_sizes(),
         trace_packed_sequences(),
