@@ -37,6 +37,8 @@ DETECTORS = (
 )
 
 VIDEO_SIZES = ((1, 8, 48, 48), (2, 12, 64, 80)), (3, 8, 80, 64)
+SWIN_VIDEO_SIZES = ((1, 8, 64, 64), (2, 12, 80, 96)), (3, 8, 96, 80)
+"""A window is smaller than the second feature map at these sizes, and larger than the third: one graph."""
 
 
 def _build(name: str, **options: object) -> nn.Module:
@@ -95,8 +97,11 @@ def _make_frames(batch: int) -> dict[str, Tensor]:
 
 
 def _choose_detector_sizes(name: str) -> dict[str, int]:
-    """Return the sizes to which a detector resizes images; those of SSD are fixed."""
-    return {} if name.startswith("ssd") else {"min_size": 96, "max_size": 160}
+    """Return small sizes to which a detector resizes images, and small numbers of boxes; images of SSD are fixed."""
+    if name.startswith("ssd"):
+        return {}
+    boxes = {"rpn_post_nms_top_n_test": 100, "box_detections_per_img": 20} if "rcnn" in name else {}
+    return {"min_size": 96, "max_size": 160, **boxes}
 
 
 OTHER_CLASSIFIERS = {
@@ -140,8 +145,9 @@ def list_architectures() -> Mapping[str, Architecture]:
         **{
             name: Architecture(make(_build, name, num_classes=10), _make_video, VIDEO_SIZES, space)
             for name in VIDEO_CLASSIFIERS
-            if name not in {"mvit_v2_s", "s3d"}
+            if name not in {"mvit_v2_s", "s3d", "swin3d_t"}
         },
+        "swin3d_t": Architecture(make(_build, "swin3d_t", num_classes=10), _make_video, SWIN_VIDEO_SIZES, space),
         "s3d": Architecture(
             make(_build, "s3d", num_classes=10),
             _make_video,
@@ -149,8 +155,8 @@ def list_architectures() -> Mapping[str, Architecture]:
             "batch",
         ),
         "mvit_v2_s": Architecture(
-            make(_build, "mvit_v2_s", num_classes=10, spatial_size=(64, 64), temporal_size=8),
-            make(_make_video, frames=8, height=64, width=64),
+            make(_build, "mvit_v2_s", num_classes=10),
+            make(_make_video, frames=16, height=224, width=224),
             BATCHES,
             "batch",
         ),

@@ -11,7 +11,7 @@ from clika_ref.compiled.runners import compile_temporarily, load_runner
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError, DisagreementError, format_count
-from clika_ref.core.ir import Graph, Node, Value, walk
+from clika_ref.core.ir import Graph, Node, Value, walk, walk_graphs
 from clika_ref.core.targets import Target
 from clika_ref.quantization.graph_runs import compute_outputs
 
@@ -61,7 +61,7 @@ def compare_artifact(
         element_count += sum(x.numel() for x in reference)
         differences = describe_differences(reference, found, ROUNDING_TOLERANCE)
         if differences and not (
-            _is_within_rounding(graph, inputs, reference, found) or has_same_detections(graph, reference, found)
+            is_within_rounding(graph, inputs, reference, found) or has_same_detections(graph, reference, found)
         ):
             try:
                 first_difference = find_first_difference(target, graph, inputs)
@@ -79,7 +79,7 @@ def compare_artifact(
     return f"equal to the module within float rounding on {counted} in {target.describe_runtime()}"
 
 
-def _is_within_rounding(
+def is_within_rounding(
     graph: Graph, inputs: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> bool:
     """Return whether the runtime's error is close enough to eager's, both against the graph computed in float64."""
@@ -106,14 +106,19 @@ def _has_allowed_error(reference: torch.Tensor, found: torch.Tensor, exact: torc
 def compute_in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Compute a graph in float64, which also removes the rounding of its explicit casts to floats."""
     wide = graph.clone()
-    for value in wide.constants.values():
+    for value in (value for part in walk_graphs(wide) for value in part.constants.values()):
         if value.data is not None and value.data.is_floating_point():
             value.data = value.data.double()
-    for node in wide.nodes:
+    for node in walk(wide):
         dtype = node.attrs.get("dtype")
         if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
             node.attrs = {**node.attrs, "dtype": torch.float64}
-    return compute_outputs(wide, [t.double() if t.is_floating_point() else t for t in inputs])
+    return compute_outputs(wide, _widen(inputs), lambda _, results: _widen(results))
+
+
+def _widen(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return tensors with floats in float64; integers plus a Python float are float32 in PyTorch."""
+    return tuple(t.double() if t.is_floating_point() else t for t in tensors)
 
 
 def find_first_difference(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.export.artifact_check import _is_within_rounding
+from clika_ref.export.artifact_check import is_within_rounding
 
 
 class Halved(nn.Module):
@@ -17,7 +17,7 @@ def accepts_result(found):
     """Return whether the check accepts results for elements; the first overflows in float16, not in float64."""
     x = torch.tensor([[1e5, 1.1, 2.0, 3.0]])
     module = clika_compile(Halved(), tracing_inputs=[torch.rand(1, 4)])
-    return _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([found])])
+    return is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([found])])
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def accepts_result(found):
     ],
     ids=["exact but for what overflows", "as eager", "exact, casts left out"],
 )
-def test_is_within_rounding_overflow_as_eager_or_exact(found):
+def testis_within_rounding_overflow_as_eager_or_exact(found):
     """An element that overflows is right as in eager, and as in float64."""
     assert accepts_result(found)
 
@@ -46,15 +46,15 @@ def test_is_within_rounding_overflow_as_eager_or_exact(found):
         [float("inf"), float("inf"), 4.0, 6.0],
     ],
 )
-def test_is_within_rounding_overflow_excuses_no_other(found):
+def testis_within_rounding_overflow_excuses_no_other(found):
     """One element that overflows does not widen the tolerance of the others."""
     assert not accepts_result(found)
 
 
-def test_is_within_rounding_nonfinite_must_match_eager():
+def testis_within_rounding_nonfinite_must_match_eager():
     """Elements that are not finite in eager must match it."""
     module = clika_compile(torch.log, tracing_inputs=[torch.rand(3)])
     x = torch.tensor([-1.0, 0.0, 1.0])
-    assert _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, -torch.inf, 0.0])])
-    assert not _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, torch.nan, 0.0])])
-    assert not _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([1.0, -torch.inf, 0.0])])
+    assert is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, -torch.inf, 0.0])])
+    assert not is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, torch.nan, 0.0])])
+    assert not is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([1.0, -torch.inf, 0.0])])

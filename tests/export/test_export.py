@@ -14,6 +14,7 @@ import torch
 from clika_ref_cleanup import fold_batch_norm
 from onnx_sessions import open_session
 from torch import nn
+from torch._higher_order_ops import while_loop
 
 from clika_ref import DeploymentSettings_OpenVINO_ONNX, DeploymentSettings_TensorRT_ONNX, clika_compile
 from clika_ref.core.errors import ModelError, PassError, TargetError
@@ -382,6 +383,28 @@ def test_compute_in_float64_graph_with_fp16_casts():
     (exact,) = artifact_check.compute_in_float64(module.graph, [x])
     wide = original.second.double()(original.first.double()(x.double()))
     torch.testing.assert_close(exact, wide)
+
+
+def test_compute_in_float64_graph_with_body_and_integers():
+    """Constants of bodies and float results of integers are computed in float64, too."""
+
+    class Repeated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, steps):
+            positions = torch.arange(4) + 0.5
+            start = (torch.zeros((), dtype=torch.int64), x)
+            return while_loop(lambda i, _: i < steps, lambda i, y: (i + 1, self.layer(y) @ positions.diag()), start)[1]
+
+    original, inputs = Repeated(), [torch.randn(2, 4), torch.tensor(3)]
+    module = clika_compile(original, tracing_inputs=[tuple(inputs)], discard_input_model=False)
+    (exact,) = artifact_check.compute_in_float64(module.graph, inputs)
+    wide, expected = original.layer.double(), inputs[0].double()
+    for _ in range(3):
+        expected = wide(expected) * torch.tensor([0.5, 1.5, 2.5, 3.5], dtype=torch.float64)
+    torch.testing.assert_close(exact, expected)
 
 
 def test_clika_export_comparison_disabled(tmp_path):
