@@ -113,6 +113,8 @@ def _describe_excess_noise(noise: _Noise, margin: float) -> str:
     """Describe the SQNR of an artifact if it is below that of its graph by more than a margin, empty otherwise."""
     if noise.artifact_db >= min(noise.graph_db - margin, FLOAT_ROUNDING_DB):
         return ""
+    if noise.is_selected and not noise.is_beyond_chance(margin):
+        return ""
     return f"{noise.artifact_db:.1f} dB, but its simulation {noise.graph_db:.1f} dB"
 
 
@@ -126,7 +128,7 @@ def _measure_noise(
     """Return the errors of each part of a float output, by its name, over all examples."""
     runner, graph = load_runner(target, artifact), _compute_constants(graph)
     rounding, pairing = find_rounding_layers(graph, target.scheme), _OutputPairing(graph)
-    noises = {name: _Noise() for name in pairing.names}
+    noises = {name: _Noise(is_selected=name in pairing.selected_names) for name in pairing.names}
     for inputs in examples:
         reference = expected(inputs)
         with torch.no_grad():
@@ -158,7 +160,9 @@ class _OutputPairing:
         self._selected = [[i for i in _list_floats(graph) if i in group] for group in self._groups]
         self._branches = OutputBranches([graph.outputs[i] for i in self._fixed])
         branches = [f"{i}, {name}" for i in self._fixed for name in OutputBranches([graph.outputs[i]]).names]
-        self.names = [*branches, *(f"{i}, {graph.outputs[i].name}" for own in self._selected for i in own)]
+        self.selected_names = [f"{i}, {graph.outputs[i].name}" for own in self._selected for i in own]
+        """The names of outputs with matched detections."""
+        self.names = [*branches, *self.selected_names]
         """A name for each part."""
 
     def pair(self, found: Sequence[Tensor], reference: Sequence[Tensor]) -> list[_Pair]:
@@ -195,6 +199,8 @@ class _Noise:
     simulated: list[float] = field(default_factory=list[float])
     """Errors of the graph, including the runtime's rounding of layer inputs."""
     artifact: list[float] = field(default_factory=list[float])
+    is_selected: bool = False
+    """Whether the data selects the rows: a rounding that changes the selection then counts as much as a whole row."""
 
     @classmethod
     def of_all(cls, noises: Iterable[_Noise]) -> _Noise:
@@ -204,7 +210,7 @@ class _Noise:
             [float(sum(parts)) for parts in zip(*lists, strict=True)]
             for lists in ([n.exact for n in every], [n.simulated for n in every], [n.artifact for n in every])
         )
-        return cls(sum(n.signal for n in every), *missed)
+        return cls(sum(n.signal for n in every), *missed, is_selected=any(n.is_selected for n in every))
 
     def add(self, exact: _Pair, simulated: _Pair, found: _Pair, samples: int) -> None:
         """Add one more batch with the given number of samples; each pair ends with the reference."""

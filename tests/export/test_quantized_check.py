@@ -1,5 +1,8 @@
 """The loss allowed between a quantized artifact and its graph, derived from the compared samples."""
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
 from seeded_tensors import randn
@@ -12,23 +15,23 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
 from clika_ref.export import quantized_check
 from clika_ref.export.quantized_check import compare_quantized
+from clika_ref.quantization.graph_runs import compute_outputs
 
 X = randn(16, 8)
 REGISTRY = load_registry()
 
 
-class Noisy:
-    """ONNX Runtime, with an error that is a given multiple of each sample's quantization error."""
+class Replaced:
+    """ONNX Runtime, but a function computes the results."""
 
-    def __init__(self, shares, expected, found):
-        self.runtime = REGISTRY.targets["onnxruntime"]
-        self.result = expected + (found - expected) * torch.tensor(shares).sqrt().unsqueeze(1)
+    def __init__(self, run):
+        self.runtime, self.run = REGISTRY.targets["onnxruntime"], run
 
     def __getattr__(self, name):
         return getattr(self.runtime, name)
 
     def load(self, artifact):
-        return lambda inputs: [self.result]
+        return self.run
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +50,10 @@ def quantized_graph():
 
 
 def compare_noisy_target(compiled, shares):
+    """Compare a runtime whose error is a given multiple of each sample's quantization error."""
     graph, expected = compiled
-    target = Noisy(shares, expected, interpret(graph, [X])[0][0])
-    return compare_quantized(None, target, graph, [[X]], lambda _: [expected])
+    result = expected + (interpret(graph, [X])[0][0] - expected) * torch.tensor(shares).sqrt().unsqueeze(1)
+    return compare_quantized(None, Replaced(lambda _: [result]), graph, [[X]], lambda _: [expected])
 
 
 def test_compare_quantized_sampling_noise_accepted(quantized_graph):
@@ -142,3 +146,42 @@ def test_compare_quantized_collapsed_branch_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(type(target), "load", load_without_scores)
     with pytest.raises(TargetError, match=r"0\.0 dB, but its simulation .* for output '0, \w+ \[4:8 of dim 1\]'"):
         module.clika_export(tmp_path / "head.onnx")
+
+
+class Selection(nn.Module):
+    """The rows of a linear layer with a positive first element."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x):
+        rows = self.layer(x)
+        return rows[rows[:, 0] > 0]
+
+
+@pytest.mark.parametrize("wrong", [1, 6])
+def test_compare_quantized_lost_selections_rejected_beyond_chance(wrong):
+    """Rows that are missing in one of six examples may be near the threshold; in each example they are an error."""
+    torch.manual_seed(0)
+    target = REGISTRY.targets["onnxruntime"]
+    module = clika_compile(
+        Selection().eval(),
+        calibration_inputs=[randn(64, 8, seed=seed) for seed in range(8)],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    graph = quantize_for_target(module.graph, module.clika_state.quantized.plan, target, REGISTRY)
+    examples = [[randn(64, 8, seed=100 + seed)] for seed in range(6)]
+    calls = itertools.count()
+
+    def run(inputs):
+        (rows,) = compute_outputs(graph, inputs)
+        return [rows[: len(rows) // 2] if next(calls) < wrong else rows]
+
+    compared = (None, Replaced(run), graph, examples, partial(compute_outputs, module.graph))
+    if wrong == 1:
+        assert " dB over 6 samples" in compare_quantized(*compared)
+    else:
+        with pytest.raises(TargetError, match=r"reaches [\d.]+ dB, but its simulation"):
+            compare_quantized(*compared)
