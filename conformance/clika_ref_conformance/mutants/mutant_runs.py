@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -97,30 +97,20 @@ class MutantRun:
 
     def _find_failure(self, task: Task) -> tuple[Task, Outcome] | None:
         """Return the first failure of a task that is caused by the mutant."""
-        known: set[str] = set()
-        while (outcome := self._select_first_failure(task, known)) is not None:
-            if not self._fails_anyway(task, outcome):
-                return task, outcome
-            known.add(outcome.name)
-        return None
-
-    def _select_first_failure(self, task: Task, known: set[str]) -> Outcome | None:
         with self.mutant.activate(self.suite.registry):
-            for check in plan_checks(task, self.suite):
-                if check.name not in known:
-                    self.number += 1
-                    outcome = _run_with_timeout(CHECK_TIMEOUT_S, check)
-                    if outcome.verdict.is_failure and not _is_lowering_error(outcome):
-                        return outcome
+            planned = plan_checks(task, self.suite)
+        clean: Mapping[str, Check] | None = None
+        for check in planned:
+            self.number += 1
+            with self.mutant.activate(self.suite.registry):
+                outcome = _run_with_timeout(CHECK_TIMEOUT_S, check)
+            if not outcome.verdict.is_failure or _is_lowering_error(outcome):
+                continue
+            if clean is None:
+                clean = {check.name: check for check in plan_checks(task, self.suite)}
+            if not _fails_anyway(clean.get(outcome.name), outcome):
+                return task, outcome
         return None
-
-    def _fails_anyway(self, task: Task, outcome: Outcome) -> bool:
-        """Return whether a check fails without the mutant, too, in the same way and on the same inputs."""
-        for check in plan_checks(task, self.suite):
-            if check.name == outcome.name:
-                clean = run_check(check)
-                return clean.verdict is outcome.verdict and clean.run == outcome.run
-        return False
 
     def _write_reproducer(self, task: Task, outcome: Outcome) -> str:
         """Write the reproducer of a failure if the run asks for it, and return its path."""
@@ -190,6 +180,14 @@ def _run_with_timeout(seconds: float, check: Check) -> Outcome:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # drops a pending signal, which would end the process
         signal.signal(signal.SIGALRM, before)
+
+
+def _fails_anyway(clean: Check | None, outcome: Outcome) -> bool:
+    """Return whether a check fails without the mutant, too, in the same way and on the same inputs."""
+    if clean is None:
+        return False
+    found = run_check(clean)
+    return found.verdict is outcome.verdict and found.run == outcome.run
 
 
 def _is_lowering_error(outcome: Outcome) -> bool:

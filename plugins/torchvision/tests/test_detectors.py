@@ -62,11 +62,18 @@ def build_fcos():
 
 
 def build_keypoint_rcnn():
-    """Return Keypoint R-CNN with a single level, and five keypoints."""
+    """Return Keypoint R-CNN with a single level, a small head, and five keypoints."""
     keypoints = importlib.import_module("torchvision.models.detection.keypoint_rcnn")
     generator = anchors.AnchorGenerator(((16, 32),), ((0.5, 1.0),))
+    head = keypoints.KeypointRCNNHeads(Backbone.out_channels, (16, 16))
     return keypoints.KeypointRCNN(
-        Backbone(), 2, num_keypoints=5, rpn_anchor_generator=generator, rpn_post_nms_top_n_test=30, **SIZES
+        Backbone(),
+        2,
+        rpn_anchor_generator=generator,
+        rpn_post_nms_top_n_test=30,
+        keypoint_head=head,
+        keypoint_predictor=keypoints.KeypointRCNNPredictor(16, 5),
+        **SIZES,
     )
 
 
