@@ -13,6 +13,7 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import sympy
+import torch
 
 from clika_ref.core.errors import ModelError
 from clika_ref.torch_internals.symbols import torch_sympy
@@ -86,6 +87,19 @@ def _as_whole(x: Any) -> Any:
     return int(x) if isinstance(x, Fraction) and x.denominator == 1 else x
 
 
+def _maximum(*numbers: Any) -> Any:
+    return reduce(torch.sym_max, numbers) if _has_symbol(numbers) else max(numbers)
+
+
+def _minimum(*numbers: Any) -> Any:
+    return reduce(torch.sym_min, numbers) if _has_symbol(numbers) else min(numbers)
+
+
+def _has_symbol(numbers: tuple[Any, ...]) -> bool:
+    """Whether one of the numbers is a size of a trace: ``max`` and ``min`` would compare it, which is a guard."""
+    return any(isinstance(number, torch.SymInt) for number in numbers)
+
+
 def _floor(x: Any) -> int:
     return int(x // 1)
 
@@ -122,8 +136,8 @@ SYMPY_TO_PYTHON: dict[type, Callable[..., Any]] = {
     sympy.floor: _floor,
     sympy.ceiling: _ceil,
     sympy.Abs: abs,
-    sympy.Max: max,
-    sympy.Min: min,
+    sympy.Max: _maximum,
+    sympy.Min: _minimum,
     sympy.Eq: operator.eq,
     sympy.Ne: operator.ne,
     sympy.Lt: operator.lt,
@@ -149,8 +163,8 @@ SYMPY_TO_PYTHON: dict[type, Callable[..., Any]] = {
     torch_sympy.PowByNatural: operator.pow,
     torch_sympy.FloatPow: operator.pow,
     torch_sympy.OpaqueUnaryFn_sqrt: math.sqrt,
-    torch_sympy.Max: max,
-    torch_sympy.Min: min,
+    torch_sympy.Max: _maximum,
+    torch_sympy.Min: _minimum,
     torch_sympy.Identity: operator.pos,
     torch_sympy.Where: _where,
 }

@@ -12,7 +12,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import make_symbol
 from clika_ref.core.types import Origin, TensorType
-from clika_ref.torch_internals.symbols import FloorDiv
+from clika_ref.torch_internals.symbols import FloorDiv, torch_sympy
 
 N, M = make_symbol("n"), make_symbol("m")
 
@@ -39,6 +39,13 @@ def test_infer_types_operand_sizes_are_not_negative(operator_table):
     """A size of an operand may be a difference, whose sign no rule finds."""
     size = (FloorDiv(N - 1, 8) + 1) * (FloorDiv(M - 1, 8) + 1)
     assert infer_types(operator_table["add"], [float32(N, size, 3), float32(3)], {}) == (float32(N, size, 3),)
+
+
+@pytest.mark.parametrize("function", [torch_sympy.Min, torch_sympy.Max])
+def test_infer_types_size_of_smaller_length_asks_no_condition(operator_table, function):
+    """The smaller or larger of two sizes is a size like any other: it is not compared."""
+    size = function(N, FloorDiv(M - 1, 8) * FloorDiv(N, 4))
+    assert infer_types(operator_table["add"], [float32(M * size, 4), float32(4)], {}) == (float32(M * size, 4),)
 
 
 def test_infer_types_attribute_may_hold_expression(operator_table):

@@ -29,7 +29,7 @@ def accepts_result(found):
     ],
     ids=["exact but for what overflows", "as eager", "exact, casts left out"],
 )
-def testis_within_rounding_overflow_as_eager_or_exact(found):
+def test_is_within_rounding_overflow_as_eager_or_exact(found):
     """An element that overflows is right as in eager, and as in float64."""
     assert accepts_result(found)
 
@@ -46,12 +46,12 @@ def testis_within_rounding_overflow_as_eager_or_exact(found):
         [float("inf"), float("inf"), 4.0, 6.0],
     ],
 )
-def testis_within_rounding_overflow_excuses_no_other(found):
+def test_is_within_rounding_overflow_excuses_no_other(found):
     """One element that overflows does not widen the tolerance of the others."""
     assert not accepts_result(found)
 
 
-def testis_within_rounding_nonfinite_must_match_eager():
+def test_is_within_rounding_nonfinite_must_match_eager():
     """Elements that are not finite in eager must match it."""
     module = clika_compile(torch.log, tracing_inputs=[torch.rand(3)])
     x = torch.tensor([-1.0, 0.0, 1.0])
