@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -53,6 +54,10 @@ SEQUENCE_TO_SEQUENCE: Options = {
 """Encoders with decoders (``...ForConditionalGeneration``)."""
 
 
+CHUNK_MULTIPLES = ((1, 8), (2, 16)), (3, 12)
+"""Reformer pads a text whose length is no multiple of its chunk length, which needs another graph."""
+
+
 def _make_text_pair(batch: int, length: int, decoder_length: int) -> dict[str, Tensor]:
     return {**make_text(batch, length), "decoder_input_ids": make_tokens(batch, decoder_length)}
 
@@ -78,7 +83,7 @@ def list_architectures() -> Mapping[str, Architecture]:
         **{name: make(name, "ForCausalLM", **options) for name, options in DECODERS.items()},
         "CTRL": make("CTRL", "LMHeadModel"),
         "GPT2": make("GPT2", "LMHeadModel"),
-        "Reformer": make("Reformer", "ModelWithLMHead", **reformer),
+        "Reformer": replace(make("Reformer", "ModelWithLMHead", **reformer), sizes=CHUNK_MULTIPLES),
         **{
             name: Architecture(
                 functools.partial(build_tiny, f"{name}ForConditionalGeneration", **options),

@@ -387,6 +387,23 @@ class RunningMean(nn.Module):
         return torch.stack(found, 1)
 
 
+class ChunkedPositions(nn.Module):
+    """Pads rows to a multiple of 4, unless they are one, and adds constants in chunks of 4."""
+
+    def forward(self, x):
+        remainder = x.shape[1] % 4
+        if remainder:
+            x = torch.nn.functional.pad(x, (0, 4 - remainder))
+        chunks = torch.arange(x.shape[1]).reshape(x.shape[1] // 4, 4)
+        return x.reshape(x.shape[0], -1, 4) + chunks
+
+
+def test_branch_without_meaning_at_other_sizes_is_not_merged():
+    """Constants of a branch may be impossible at sizes that the branch excludes: the branches differ."""
+    with pytest.raises(ModelError, match="takes a different branch"):
+        clika_compile(ChunkedPositions(), tracing_inputs=[torch.ones(2, 8), torch.ones(3, 17)])
+
+
 @pytest.mark.slow
 def test_loop_with_other_numbers_in_iterations_names_line():
     """The error names the line of the loop, why it was not rolled, and what to do."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.deferred_constants import DeferredConstant, is_deferred
+from clika_ref.core.errors import PassError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
@@ -143,8 +144,11 @@ class _Folding:
         attrs: dict[str, Any] = dict(node.attrs)
         if node.op.takes_device and attrs["device"] is None:
             attrs["device"] = device
-        with torch.no_grad():
-            results = node.op(*operands, **attrs)
+        try:
+            with torch.no_grad():
+                results = node.op(*operands, **attrs)
+        except Exception as error:
+            raise PassError(f"{node!r} in {node.origin} cannot be computed from constants: {error}") from error
         results = (results,) if isinstance(results, torch.Tensor) else results
         for value, result in zip(node.outputs, results, strict=True):
             self.known[value] = result.detach().contiguous()
