@@ -49,6 +49,7 @@ def run(
     if today:
         chosen = every[int(time.time() // SECONDS_PER_DAY) % PARTS :: PARTS]
     worse: list[str] = []
+    start = time.perf_counter()
     for name, found in _measure(chosen, workers, "float" if in_float else "int8"):
         print(f"{name}: {page.describe(found)}", flush=True)
         if known.get(name, found)["status"] == "yes" != found["status"]:
@@ -56,6 +57,7 @@ def run(
         if not today:
             known[name] = found
             write_results({each: known[each] for each in every if each in known})
+    print(f"{len(chosen)} entries in {(time.perf_counter() - start) / 60:.0f} min with {workers} workers")
     if worse:
         print(f"worse than in {RESULTS.name}: {', '.join(worse)}")
         raise typer.Exit(1)
