@@ -1,4 +1,4 @@
-"""Compare a runtime that orders almost equal elements otherwise than eager, such as the scores of a top-k."""
+"""Compare a runtime that orders almost equal elements differently from eager, such as the scores of a top-k."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def agrees_in_own_order(
         graph: the graph that it was compiled from.
         inputs: one tensor for each input of the graph.
         found: the results of the file, one tensor for each output.
-        roundings: the tolerance, for results and for elements that may change places, as in `describe_differences`.
+        roundings: the tolerance, for results and for elements whose order may change, as in `describe_differences`.
 
     Returns:
         False also if nothing is ordered, or if the runtime orders elements that differ.

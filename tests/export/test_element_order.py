@@ -1,4 +1,4 @@
-"""A runtime may order almost equal elements otherwise than eager, and no others."""
+"""A runtime may order almost equal elements differently from eager, and no others."""
 
 import pytest
 import torch
