@@ -70,11 +70,11 @@ class _OrderReplay:
         dim = node.attrs["dim"]
         if x is None or torch.equal(own, usual) or not _is_choice_of_distinct(own, x, dim):
             return results
-        values, expected = x.gather(dim, own), x.gather(dim, usual)
-        pair = (expected, values) if node.attrs.get("sorted", True) else (expected.sort(dim)[0], values.sort(dim)[0])
-        if describe_differences(*([part] for part in pair), self._roundings):
+        pair = [x.gather(dim, usual), x.gather(dim, own)]
+        in_order = pair if node.attrs.get("sorted", True) else [part.sort(dim).values for part in pair]
+        if describe_differences(in_order[:1], in_order[1:], self._roundings):
             return results
-        return (values, own) if len(results) > 1 else (own,)
+        return (pair[1], own) if len(results) > 1 else (own,)
 
 
 def _is_choice_of_distinct(indices: Tensor, x: Tensor, dim: int) -> bool:
