@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
+from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import Body, operator
 from clika_ref.core.symbols import is_symbolic
 
@@ -18,7 +19,18 @@ def cond(
 
     Source: torch/_higher_order_ops/cond.py
     """
+    if isinstance(predicate, Tensor):
+        _reject_export("condition")
     return (when_true if predicate else when_false)(*operands)
+
+
+def _reject_export(kind: str) -> None:
+    """Raise during torch.export, which does not know the values of tensors."""
+    if torch.compiler.is_exporting():
+        raise ModelError(
+            f"a ClikaModule with a {kind} on values of tensors cannot be part of another model that is compiled. "
+            "Compile the whole model, with its original modules."
+        )
 
 
 @cond.onnx
@@ -45,6 +57,7 @@ def while_loop(*operands: Tensor | Number, carried: int, condition: Body, body: 
 
     Source: torch/_higher_order_ops/while_loop.py
     """
+    _reject_export("loop")
     state, others = tuple(map(torch.as_tensor, operands[:carried])), operands[carried:]
     while condition(*state, *others)[0]:
         state = body(*state, *others)
