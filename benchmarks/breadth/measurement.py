@@ -130,11 +130,12 @@ def _fill_small_weights(model: torch.nn.Module) -> None:
 
 def _vanishes(result: Any, other: Any) -> bool:
     """Whether the float results for two inputs are so small, or so close, that a comparison shows nothing."""
-    pairs = [(a, b) for a, b in zip(_list_tensors(result), _list_tensors(other), strict=True) if a.is_floating_point()]
-    if not pairs or any(a.shape != b.shape for a, b in pairs):
+    pairs = zip(_list_tensors(result), _list_tensors(other), strict=True)
+    floats = [(a, b) for a, b in pairs if a.is_floating_point() and a.numel()]
+    if not floats or any(a.shape != b.shape for a, b in floats):
         return False
-    largest = max(float(a.abs().max()) for a, _ in pairs if a.numel())
-    change = max(float((a - b).abs().max()) for a, b in pairs if a.numel())
+    largest = max(float(a.abs().max()) for a, _ in floats)
+    change = max(float((a - b).abs().max()) for a, b in floats)
     return largest < SMALLEST_RESULT or change < SMALLEST_CHANGE * largest
 
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sysconfig
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
-import sympy
 import torch
 from torch.overrides import TorchFunctionMode
 
-from clika_ref.capture.origins import INSTALL_DIR_NAMES, format_line, is_user_file
+from clika_ref.capture.origins import format_line, is_model_frame
 from clika_ref.capture.patching import patch_attributes
 from clika_ref.torch_internals.tracing import MAKE_DATA_DEPENDENT_ERROR, NON_STRICT_HANDLER
-
-_STDLIB_DIR = sysconfig.get_paths()["stdlib"]
-_SYMPY_DIR = str(Path(sympy.__file__).parent)
 
 CONVERSION_METHODS = (
     "__float__",
@@ -75,24 +68,6 @@ class ErrorRecorder:
                 raise
 
         return wrapper
-
-
-def is_model_frame(frame: FrameType) -> bool:
-    """Whether a frame belongs to the model or to a library that it uses, rather than to PyTorch or its dependencies."""
-    return is_model_file(frame.f_code.co_filename)
-
-
-def is_model_file(file: str) -> bool:
-    """Whether frames of a file belong to the model or to a library that it uses."""
-    is_standard = file.startswith(_STDLIB_DIR + os.sep) and INSTALL_DIR_NAMES.isdisjoint(Path(file).parts)
-    return is_user_file(file) and not is_standard and not file.startswith(_SYMPY_DIR)
-
-
-def find_calling_line(frame: FrameType | None) -> str:
-    """Return the innermost line of the model among a frame and its callers."""
-    while frame is not None and not is_model_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "" if frame is None else format_line(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _innermost_line(trace: TracebackType | None) -> str:

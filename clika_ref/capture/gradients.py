@@ -15,11 +15,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, saved_tensors_hooks
 
 from clika_ref.capture.callables import TracedCallable
-from clika_ref.capture.caught_errors import is_model_frame
 from clika_ref.capture.eager import isolate_writes, preserve_module
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory_limits import release_freed_memory
-from clika_ref.capture.origins import format_line
+from clika_ref.capture.origins import format_line, is_model_frame
 from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 from clika_ref.torch_internals.modules import has_backward_hooks, has_gradient_hooks
 from clika_ref.torch_internals.tracing import get_autograd_function

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
-from clika_ref.capture.caught_errors import find_calling_line, is_model_frame
-from clika_ref.capture.origins import format_line, origin_of
+from clika_ref.capture.origins import find_calling_line, format_line, is_model_frame, origin_of
 from clika_ref.capture.patching import only_outside_dynamo, patch_attributes
 from clika_ref.torch_internals.symbols import is_data_dependent
 from clika_ref.torch_internals.tracing import find_proxy_mode, make_proxy

@@ -17,8 +17,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from clika_ref.capture.caught_errors import find_calling_line
-from clika_ref.capture.origins import is_installed_file
+from clika_ref.capture.origins import find_calling_line, is_installed_file
 
 MAX_SEARCH_DEPTH = 4
 """Maximum number of containers, objects and functions between a function and a module that it uses."""

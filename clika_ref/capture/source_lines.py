@@ -17,7 +17,7 @@ from typing import Any
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 from torch.fx.proxy import TracerBase
 
-from clika_ref.capture.caught_errors import is_model_file, is_model_frame
+from clika_ref.capture.origins import is_model_file, is_model_frame
 from clika_ref.capture.patching import patch_attributes
 from clika_ref.torch_internals.tracing import FILTER_TRACEBACK_FRAMES, GET_STACK_SUMMARY, SLoc
 

@@ -25,10 +25,10 @@ from clika_ref.capture.branch_conversion.sites import BranchSite
 from clika_ref.capture.branch_conversion.traced_branches import BranchTracer
 from clika_ref.capture.branch_conversion.traced_values import NumberScope
 from clika_ref.capture.callables import TracedCallable
-from clika_ref.capture.caught_errors import ErrorRecorder, is_model_file
+from clika_ref.capture.caught_errors import ErrorRecorder
 from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.messages import BranchConversionError
-from clika_ref.capture.origins import PACKAGE_DIR, format_line, is_installed_file
+from clika_ref.capture.origins import PACKAGE_DIR, format_line, is_installed_file, is_model_file
 from clika_ref.capture.patching import patch_attributes
 from clika_ref.capture.source_lines import STRING_FILE_NAME
 from clika_ref.capture.traced_calls import TracedCalls

@@ -17,9 +17,8 @@ from clika_ref.capture.attribute_snapshot import AttributeSnapshot
 from clika_ref.capture.branch_conversion.merging import MergePlan
 from clika_ref.capture.branch_conversion.site_record import SiteRecord
 from clika_ref.capture.branch_conversion.traced_values import is_number_tensor, mark_as_number, mark_result
-from clika_ref.capture.caught_errors import find_calling_line, is_model_file
 from clika_ref.capture.messages import BranchConversionError
-from clika_ref.capture.origins import format_line
+from clika_ref.capture.origins import find_calling_line, format_line, is_model_file
 from clika_ref.capture.saved_tensors import storage_id
 from clika_ref.torch_internals.operators import cond_op, set_grad_enabled
 from clika_ref.torch_internals.tensors import (
