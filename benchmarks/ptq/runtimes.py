@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from clika_ref_openvino.core import core
 
 from benchmarks.ptq import openvino_methods, quantizers
 from benchmarks.ptq.quantizers import ExportMethod
@@ -54,10 +55,8 @@ def _open_in_onnxruntime(path: Path, threads: int | None = 1) -> Run:
 
 
 def _open_in_openvino(path: Path, threads: int | None = 1) -> Run:
-    import openvino  # noqa: PLC0415 - as above
-
     options = {"INFERENCE_PRECISION_HINT": "f32", **({"INFERENCE_NUM_THREADS": threads} if threads else {})}
-    request = openvino.Core().compile_model(str(path), "CPU", options).create_infer_request()
+    request = core().compile_model(str(path), "CPU", options).create_infer_request()
 
     def run(feed: Mapping[str, Any]) -> list[np.ndarray]:
         found = request.infer(feed)
