@@ -408,7 +408,7 @@ def test_branch_on_size_inside_branch_stays_guarded(seed):
         module(calls[0][:1])
 
 
-def test_clika_compile_module_with_condition_inside_another_model_rejected():
+def test_clika_compile_condition_inside_another_model_rejected():
     """A compiled condition cannot be traced again: the error states to compile the whole original model."""
     x = [randn(2, 4), randn(3, 4)]
     compiled = clika_compile(EarlyExit(), tracing_inputs=x)
