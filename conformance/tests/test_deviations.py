@@ -272,6 +272,7 @@ def test_read_declarations_missing_file_raises(tmp_path):
         read_declarations(FaultyTarget(deviations=str(tmp_path / "nowhere.toml")), REGISTRY)
 
 
+@pytest.mark.slow
 def test_find_scopes_unknown_task_raises(tmp_path):
     """An xfail of an unknown task raises; one of another profile is known."""
     suite = make_suite(tmp_path, "")

@@ -77,6 +77,7 @@ def test_cut_case_dropped_output_drops_its_nodes():
     assert [value.producer.op_type for value in small.graph.outputs] == ["exp"]
 
 
+@pytest.mark.slow
 def test_find_motifs_replaced_nodes_have_uses():
     """A node that a pass replaces has uses, except where no output was drawn."""
     nodes = find_motif_nodes("remove-identities")

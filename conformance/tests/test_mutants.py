@@ -85,6 +85,7 @@ def test_mutant_names_known_subject_and_levels(mutant):
     assert mutant.change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_mutant_run_finds_fault_and_idle_mutant_passes(suite, name):
     """The suite finds a mutant, and nothing without it."""

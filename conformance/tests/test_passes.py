@@ -56,7 +56,9 @@ EXPECTED = {
 """The verdict for each broken pass; a wrong value if it is not listed."""
 
 
-@pytest.mark.parametrize("p", BROKEN, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "p", [pytest.param(p, marks=[pytest.mark.slow] * (p.name == "fold-into-shared-layer"), id=p.name) for p in BROKEN]
+)
 def test_passes_broken_pass_found(p):
     """A broken pass is found."""
     found = run_failing_checks(p)
@@ -69,6 +71,7 @@ PASSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", PASSES)
 def test_passes_installed_pass_breaks_no_rule(p):
     """The installed passes break no rule."""
@@ -250,6 +253,7 @@ def test_enlarge_constants_scales_inputs_down():
     assert 0 < found[0].runs[0].inputs[0].max() < 1e-9
 
 
+@pytest.mark.slow
 def test_is_reached_memory_error_frees_graph():
     """The memory of a pass that ran out of memory is free again."""
     seen = []

@@ -46,6 +46,7 @@ def run_checks(subject: str, suite: Suite):
     return [check.run() for check in quantization.checks(Task("quantization", subject), suite)]
 
 
+@pytest.mark.slow
 def test_quantization_onnxruntime_passes_each_subject(registry, tmp_path):
     """Each subject passes in ONNX Runtime."""
     suite = make_suite(registry, registry.targets["onnxruntime"], tmp_path)
@@ -56,6 +57,7 @@ def test_quantization_onnxruntime_passes_each_subject(registry, tmp_path):
         assert not bad
 
 
+@pytest.mark.slow
 def test_quantization_eager_passes_each_subject(registry, tmp_path):
     """Eager itself passes."""
     suite = make_suite(registry, Identity(), tmp_path)

@@ -235,6 +235,7 @@ def test_clika_compile_architecture_static_matches_eager(name, tmp_path):
     compile_and_compare(architecture, [architecture.traced[0]], architecture.traced[0], tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_clika_compile_architecture_unseen_size_matches_eager(name, tmp_path):
     """Each architecture with dynamic dims matches eager at a size that was not traced."""

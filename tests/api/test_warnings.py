@@ -21,6 +21,7 @@ def find_warnings_without_category(source: str) -> list[int]:
     return [c.lineno for c in found if not (len(c.args) > 1 and ast.unparse(c.args[1]).endswith("ClikaWarning"))]
 
 
+@pytest.mark.slow
 def test_warnings_in_packages_have_clika_category():
     """Each warning in our packages has the category `ClikaWarning`."""
     files = [p for folder in SWEPT for p in (ROOT / folder).rglob("*.py") if "tests" not in p.parts]

@@ -313,6 +313,7 @@ def test_load_state_dict_keeps_autocast_casts():
         torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_torch_compile_in_other_autocast_warns():
     """A call traced by torch.compile in another autocast mode warns."""
     module = clika_compile(Region(compute_outside_region), tracing_inputs=[torch.randn(2, 3, 4)])

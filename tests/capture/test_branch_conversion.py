@@ -41,6 +41,7 @@ MODELS = [
     *("Structures", "Sizes", "WithBlock", "InPlaceOnCopy", "Normalized", "ExitByBreak", "ExitByReturn", "NestedLoops"),
     *("LoopTest", "Halting", "Recurrent"),
 ]
+SLOW_MODELS = {"ExitByBreak", "ExitByReturn", "Helpers", "NestedLoops", "ReturnInEach"}
 
 
 def build(name):
@@ -48,7 +49,7 @@ def build(name):
     return getattr(models, name)().eval()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_MODELS)) for n in MODELS])
 def test_conversion_module_and_file_equal_eager(name, tmp_path, compile_and_compare):
     """The compiled module and its file in ONNX Runtime equal eager, in all branches, and at sizes never traced."""
     inputs, unseen = PAIRS.get(name, (TRACED, UNSEEN))
@@ -179,6 +180,7 @@ def list_codes():
     return {f: f.__code__ for f in (*functions, *methods)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Helpers", "Derived", "Decorated"])
 def test_conversion_restores_functions(name):
     """After a compilation, all functions of the model have their own code."""
@@ -222,6 +224,7 @@ def test_conversion_traceback_names_original_lines():
     assert frames[-1].line.endswith("# fails")
 
 
+@pytest.mark.slow
 def test_conversion_unreached_branches_are_listed(capsys):
     """A branch that no tracing input reaches is a warning with its line, also in the state of the module."""
     module = clika_compile(build("Assigning"), tracing_inputs=TRACED, clika_compile_options=CONVERT)
@@ -281,6 +284,7 @@ def test_conversion_difference_of_rewritten_function_is_found(monkeypatch):
         clika_compile(build("EarlyReturn"), tracing_inputs=TRACED, clika_compile_options=CONVERT)
 
 
+@pytest.mark.slow
 def test_conversion_local_class_and_function(compile_and_compare):
     """Models that functions define, with variables of these functions, are converted."""
     limit = 0.5

@@ -391,6 +391,7 @@ def test_clika_compile_object_in_result_rejected():
         clika_compile(return_cache, tracing_inputs=[torch.randn(2)])
 
 
+@pytest.mark.slow
 def test_clika_compile_long_reason_shortened():
     """A long reason is shortened."""
 

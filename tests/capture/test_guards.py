@@ -412,6 +412,7 @@ def test_guards_window_attention_correct_or_error():
         clika_compile(original, tracing_inputs=[torch.randn(1, 3, 4), torch.randn(1, 11, 4)])
 
 
+@pytest.mark.slow
 def test_guards_swin_names_guard_line_and_groups():
     """The error for Swin with dynamic height and width has guard, line and groups."""
     torch.manual_seed(0)
@@ -425,6 +426,7 @@ def test_guards_swin_names_guard_line_and_groups():
         clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
 
 
+@pytest.mark.slow
 def test_guards_swin_serves_sizes_of_same_branches():
     """Swin serves the sizes that take the same branches."""
     torch.manual_seed(0)

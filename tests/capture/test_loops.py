@@ -250,6 +250,7 @@ def test_loop_quantized_module_runs_at_other_length(tmp_path):
     torch.testing.assert_close(torch.from_numpy(found[0]), module(x)[0], rtol=0, atol=0.05)
 
 
+@pytest.mark.slow
 def test_loop_of_long_inputs_traced_at_short_lengths(monkeypatch):
     """Loops are compared at a few positions, and the longer inputs of the user are compared with eager."""
     counts = []
@@ -279,6 +280,7 @@ def test_loop_branch_on_long_length_becomes_guard():
         module(randn(1, 20))
 
 
+@pytest.mark.slow
 def test_loop_with_other_graph_for_each_length_rejected():
     """A number that is no linear function of the length raises an error."""
 

@@ -49,10 +49,11 @@ CASES = {
     "qr of tall": (torch.linalg.qr, lambda batch: make_matrices(batch, 5, 3)),
     "lu of wide": (torch.linalg.lu, lambda batch: make_matrices(batch, 3, 5)),
 }
+SLOW_CASES = {"cholesky_inverse", "cholesky_solve", "lu_solve", "qr", "qr of tall", "solve right"}
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_CASES)) for n in CASES])
 def test_call_equals_kernel_at_other_batch_sizes(name, tmp_path):
     call, make = CASES[name]
 
@@ -97,6 +98,7 @@ def test_nextafter_form_exact(dtype):
     torch.testing.assert_close(found, torch.nextafter(x, other), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_kernels_in_autocast_region_compute_in_float32():
     def run(x):
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -32,6 +32,7 @@ def test_hermite_polynomial_of_high_degree_is_nan(dtype):
     assert torch.equal(found.isnan(), torch.special.hermite_polynomial_he(x, n).isnan())
 
 
+@pytest.mark.slow
 def test_polynomials_compiled_and_exported(tmp_path):
     """The degrees of the file are inputs, larger than those of the trace."""
 

@@ -148,6 +148,7 @@ def test_singular_values_of_unsupported_size_rejected(make, reason):
         clika_compile(torch.linalg.svdvals, tracing_inputs=[make(2), make(3)])
 
 
+@pytest.mark.slow
 def test_signs_of_vectors_are_not_those_of_the_kernel():
     """A model that returns the vectors themselves is rejected, as their signs are arbitrary."""
     with pytest.raises(ModelError, match="disagrees with eager"):

@@ -77,6 +77,7 @@ class SpecialFunctions(nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_special_functions_compiled_and_exported(tmp_path):
     torch.manual_seed(0)
     model = SpecialFunctions()

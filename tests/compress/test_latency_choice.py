@@ -83,6 +83,7 @@ def test_choose_fastest_float_if_each_candidate_is_slower(monkeypatch, capsys):
     assert "the default plan 1.10x, without slower layers 1.20x. Each is slower than float" in shown
 
 
+@pytest.mark.slow
 def test_choose_fastest_repeated_compilations_agree():
     """Three compilations, timed in the runtime, quantize the same layers: these are much faster in INT8."""
     torch.manual_seed(0)

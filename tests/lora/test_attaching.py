@@ -280,6 +280,7 @@ def test_load_state_dict_of_original_keeps_adapters():
     assert torch.equal(module(x), before)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 @pytest.mark.parametrize("settings", [None, INT8], ids=["float", "int8"])
 def test_torch_compile_adapters_single_graph(settings):

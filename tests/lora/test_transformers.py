@@ -140,6 +140,7 @@ class Classifier(nn.Module):
         return {"loss": self.inner(input_ids=input_ids, labels=labels).loss}
 
 
+@pytest.mark.slow
 def test_transformers_trainer_updates_adapters_only(tmp_path):
     """The Trainer of transformers updates adapters only."""
     torch.manual_seed(0)

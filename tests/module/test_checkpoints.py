@@ -237,6 +237,7 @@ def test_clika_serialize_nan_weight_kept(own_copy):
     assert bool(reload(own_copy).get_parameter("last.weight").isnan().any())
 
 
+@pytest.mark.slow
 def test_clika_serialize_size_close_to_weights():
     """A file is at most 2 % and 200 kB larger than its weights, in INT8 and INT4."""
     torch.manual_seed(0)
@@ -256,6 +257,7 @@ def test_clika_serialize_size_close_to_weights():
     assert sizes[False] <= 1.02 * (elements / 2 + elements / 16 * 4 + floats) + 200e3
 
 
+@pytest.mark.slow
 def test_clika_serialize_deep_model_size_close_to_weights():
     """A deep model with few weights has little overhead."""
     torch.manual_seed(0)

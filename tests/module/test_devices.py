@@ -260,6 +260,7 @@ def test_pruned_module_on_device_trains_and_quantizes(device, mask):
     assert sqnr_in_decibels(pruned, module(x)) > 15
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by dynamo and inductor of their own calls
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_torch_compile_on_device_single_graph(device, mode):
@@ -284,6 +285,7 @@ def test_clika_export_other_target_with_device_inputs(device, moved, tmp_path):
     assert len(quantizers) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(IS_EMULATED, reason="no backend of torch.distributed knows the emulated device")
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "divided"])
 def test_clika_distribute_single_process_on_device_trains(device, sharded, tmp_path):

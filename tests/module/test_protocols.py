@@ -221,6 +221,7 @@ def test_torch_compile_compiled_module_follows_eval(x):
     assert not torch.allclose(compiled(x), before, atol=1e-3)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_torch_compile_nan_weight_raises(x):
     """Weights that cannot be quantized are named under ``torch.compile`` too."""

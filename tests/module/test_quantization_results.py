@@ -74,6 +74,7 @@ class Tied(nn.Module):
         return x + nn.functional.embedding(torch.arange(4), self.one.weight).sum() if self.embeds else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("embeds", [False, True])
 def test_prediction_table_shared_weight_counted_once(tmp_path, embeds):
     """A weight that several layers read is counted as in the file."""

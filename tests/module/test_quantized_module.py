@@ -105,6 +105,7 @@ def test_eval_and_export_see_weights_written_to_data(module, tmp_path, renews):
     assert sqnr_in_decibels(before - build_net().head.bias, 2 * (twin(x) - build_net().head.bias)) > 25
 
 
+@pytest.mark.slow
 def test_torch_onnx_export_runs_in_int8(module, tmp_path):
     """`torch.onnx.export` gives an INT8 model that matches the module."""
     x, twin = make_batches(1, seed=5)[0], copy.deepcopy(module).eval()
@@ -122,6 +123,7 @@ def test_torch_onnx_export_runs_in_int8(module, tmp_path):
     assert sqnr_in_decibels(module(x), torch.from_numpy(found)) > 30
 
 
+@pytest.mark.slow
 def test_torch_export_changed_weights_require_eval(module):
     """`torch.export` after a weight change requires another call of `eval`."""
     x, twin = make_batches(1)[0], copy.deepcopy(module).eval()

@@ -45,6 +45,7 @@ class Reading(nn.Module):
         return y * number + (number + 1) / count if self.computes else y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("computes", [False, True])
 def test_numbers_read_from_tensors_need_no_further_graphs(computes, tmp_path):
     """Neither the module nor its runner compiles another graph for another value."""
@@ -74,6 +75,7 @@ class ReturningNumbers(nn.Module):
         return take_left_half(*args)
 
 
+@pytest.mark.slow
 def test_numbers_returned_by_a_model_in_pieces(tmp_path):
     """The pieces return them as tensors, and the model as numbers, without further graphs."""
     torch.manual_seed(0)
@@ -93,6 +95,7 @@ def test_numbers_returned_by_a_model_in_pieces(tmp_path):
     assert not any(piece.eager_reason for piece in compiled.clika_pieces)
 
 
+@pytest.mark.slow
 def test_number_of_one_tracing_input_compared_in_few_graphs():
     """A comparison needs no input, so that the number becomes dynamic after some values."""
     torch.manual_seed(0)
@@ -135,6 +138,7 @@ def normalize(x, eps):
     return torch.layer_norm(x, (32,), eps=eps)
 
 
+@pytest.mark.slow
 def test_number_of_a_layer_is_a_constant():
     """Its values are the same in each call of the model, so that it may be an attribute of an operator."""
     torch.manual_seed(0)
@@ -144,6 +148,7 @@ def test_number_of_a_layer_is_a_constant():
     assert not any(piece.eager_reason for piece in compiled.clika_pieces)
 
 
+@pytest.mark.slow
 def test_size_that_no_input_had_rejected(caplog):
     """The message names the argument, both sizes and the line, and Dynamo logs nothing."""
     compiled = compile_in_pieces(Reading(computes=False), [torch.ones(2, 8), torch.ones(3, 8)])
@@ -173,6 +178,7 @@ class Wrapped(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_size_for_a_library_module_rejected():
     """Python calls it, so that the error has no line."""
     compiled = compile_in_pieces(Wrapped(), [torch.ones(2, 32), torch.ones(3, 32)])
@@ -180,6 +186,7 @@ def test_size_for_a_library_module_rejected():
         compiled(torch.ones(2, 7))
 
 
+@pytest.mark.slow
 def test_dtype_that_no_input_had_rejected():
     """The message names the piece."""
     compiled = compile_in_pieces(Wrapped(), [torch.ones(2, 32), torch.ones(3, 32)])

@@ -78,6 +78,7 @@ def copied_folder(folder, tmp_path):
     return copied
 
 
+@pytest.mark.slow
 def test_saved_pieces_loaded_into_the_class(module, tmp_path):
     module.clika_save(tmp_path / "saved")
     model = Branching()
@@ -106,6 +107,7 @@ class TiedHead(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.slow
 def test_saved_weight_that_pieces_share_stays_exact(tmp_path):
     """A weight that one piece quantizes and another one reads in float is the same after loading."""
     torch.manual_seed(1)
@@ -211,6 +213,7 @@ def test_export_path_rejected(module, tmp_path):
         module.clika_export(tmp_path / "missing" / "model")
 
 
+@pytest.mark.slow
 def test_exported_again_for_another_target(module, copied_folder):
     artifact = module.clika_export(copied_folder, DeploymentSettings_OpenVINO_ONNX())
     assert artifact.manifest["target"] == "openvino"

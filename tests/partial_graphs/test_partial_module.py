@@ -132,6 +132,7 @@ def test_breaks_rejected_by_default():
     assert "fullgraph=False" in caught.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_pieces_equal_eager_at_untraced_sizes_without_further_graphs(float_module):
     module, model = float_module, make_encoder()
     before = counters["stats"]["unique_graphs"]
@@ -165,6 +166,7 @@ def test_breaks_listed_with_position_and_change(float_module):
     assert "all of forward, which cannot resume after the break" in str(found)
 
 
+@pytest.mark.slow
 def test_breaks_in_a_function_that_runs_in_python_listed():
     """Dynamo stops at the loop, and never reaches the branch after it."""
 
@@ -220,6 +222,7 @@ def test_original_kept_if_not_discarded():
     torch.testing.assert_close(module(x), model.eval()(x))
 
 
+@pytest.mark.slow
 def test_each_layer_has_its_own_ranges(quantized_module):
     linears = [piece.module for piece in quantized_module.clika_pieces if piece.scope.endswith(".linear")]
     ranges = [str(module.clika_state.calibration.table.values) for module in linears]
@@ -242,6 +245,7 @@ def test_int8_as_accurate_as_one_graph(quantized_module):
     }
 
 
+@pytest.mark.slow
 def test_calibration_runs_the_model_once_for_each_batch():
     runs = []
 
@@ -256,6 +260,7 @@ def test_calibration_runs_the_model_once_for_each_batch():
     assert runs == [4, 5, 6]
 
 
+@pytest.mark.slow
 def test_quantized_pieces_trained():
     module = compile_in_pieces(
         calibration_inputs=make_inputs(4, 4),
@@ -279,6 +284,7 @@ def test_quantized_pieces_trained():
     assert sqnr(trained, module.eval()(x)) > 25
 
 
+@pytest.mark.slow
 def test_layer_settings_apply_to_the_pieces_that_they_name():
     module = compile_in_pieces()
     skip = {"layers.1.*": LayerQuantizationSettings(skip_quantization=True)}
@@ -316,6 +322,7 @@ def attend(x, mask):
     return (x * mask[..., None, :, None].sum(3)).relu()
 
 
+@pytest.mark.slow
 def test_dynamic_dims_belong_to_their_function():
     model, compiled = Masked(), compile_in_pieces(Masked(), [make_masked(2, 3), make_masked(1, 5)])
     for sizes in ((4, 7), (1, 1), (3, 2)):
@@ -354,6 +361,7 @@ class ManyGraphs(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_too_many_graphs_rejected():
     """The message names the function, its line and the value that differs."""
     expected = (
@@ -417,6 +425,7 @@ class Rewriting(nn.Module):
         return y + z + self.count
 
 
+@pytest.mark.slow
 def test_writes_seen_by_later_pieces():
     torch.manual_seed(0)
     model, x = Rewriting(), torch.randn(4, 8)
@@ -426,6 +435,7 @@ def test_writes_seen_by_later_pieces():
         assert int(compiled.count) == calls
 
 
+@pytest.mark.slow
 def test_dry_run_returns_the_model():
     model = make_branching()
     assert clika_compile(model, tracing_inputs=[torch.ones(2, 8)], fullgraph=False, is_dry_run=True) is model
@@ -441,6 +451,7 @@ def _(x):
     return torch.empty_like(x)
 
 
+@pytest.mark.slow
 def test_piece_with_unsupported_call_runs_in_eager():
     class Cubed(nn.Module):
         def __init__(self):
@@ -483,6 +494,7 @@ class BreakInContext(nn.Module):
         return self.outer(h)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [torch.no_grad, enter_region, threading.Lock])
 def test_break_inside_context_manager_compiled(context):
     """Where Dynamo cannot resume inside a context manager, the function runs in Python, and its layers are pieces."""

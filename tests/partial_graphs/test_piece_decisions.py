@@ -76,6 +76,7 @@ def test_twelve_layers_as_accurate_as_one_graph(seed):
     assert sqnr(expected, pieces(x)) > sqnr(expected, one(x)) - 0.5  # ranges of other tensors
 
 
+@pytest.mark.slow
 def test_model_without_gradients_observes_each_batch_once():
     """Tensors with gradients have no NumPy form: the first batch runs again, and is not counted twice."""
     with torch.no_grad():

@@ -38,6 +38,7 @@ MODELS = {
 """As large as a test may be, with all parts of the large ones."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_clika_prune_architecture_halves_macs_and_exports(name, tmp_path):
     """Pruning halves the MACs of each architecture, and the export shrinks."""

@@ -143,6 +143,7 @@ class Shortened(nn.Module):
         return self.layer(x if lengths is None else x[:, : int(lengths.max())])
 
 
+@pytest.mark.slow
 def test_quantize_with_matmuls_in_branch_and_layers_without_rows():
     """Layers are quantized next to matmuls inside a branch, after a slice by a value, and where one has no rows."""
     torch.manual_seed(0)
@@ -177,6 +178,7 @@ class Recurrent(nn.Module):
         return scan(step, torch.zeros(4, 8), x, dim=0)[1]
 
 
+@pytest.mark.slow
 def test_quantize_loop_ranges_cover_all_iterations():
     """The range of a value in a loop covers every iteration, not only the last one of a batch."""
     torch.manual_seed(0)
@@ -190,6 +192,7 @@ def test_quantize_loop_ranges_cover_all_iterations():
     assert (found - expected).norm() < 0.02 * expected.norm()
 
 
+@pytest.mark.slow
 def test_quantize_bodies_for_tensorrt_stay_in_float():
     """For TensorRT, layers inside control flow stay in float."""
     torch.manual_seed(0)
@@ -199,6 +202,7 @@ def test_quantize_bodies_for_tensorrt_stay_in_float():
     assert {row.reason for row in rows} == {"the target computes layers inside control flow in float"}
 
 
+@pytest.mark.slow
 def test_train_quantized_bodies():
     """Quantization-aware training gives gradients to the weights and scales of the branch that ran."""
     torch.manual_seed(0)

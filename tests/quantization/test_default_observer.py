@@ -55,6 +55,7 @@ def measure_decibels(calibration, x, observer):
     return 10 * torch.stack([(signal / noise).median(), signal.sum() / noise.sum()]).log10()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_default_observer_varying_contrast_near_best(seed, batch_size):

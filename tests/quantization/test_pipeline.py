@@ -76,6 +76,7 @@ def test_pipeline_threshold_zero_keeps_graph():
     assert {layer.reason.partition(":")[0] for layer in found.layers} == {"quantization_sensitivity_threshold=0"}
 
 
+@pytest.mark.slow
 def test_pipeline_threshold_keeps_sensitive_layers_float():
     """Layers above the threshold stay in float, with their sensitivity."""
     _, whole = quantize()
@@ -101,6 +102,7 @@ def test_tail_layers_precede_outputs():
     }
 
 
+@pytest.mark.slow
 def test_pipeline_skip_tail_false_quantizes_sensitive_tail():
     """`skip_tail_quantization=False` quantizes the tail at any sensitivity, except with threshold 0."""
     strict = QuantizationSettings(quantization_sensitivity_threshold=1e-9, skip_tail_quantization=False)

@@ -101,6 +101,7 @@ def test_make_tones_pitch_is_in_its_range():
     assert (spectra.argmax(1) * audio.SAMPLE_RATE / 1024 < 3000).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", learning_rates.NETWORKS)
 def test_learning_rates_benchmark_trains_each_optimizer(network, monkeypatch):
     """Float, fixed and learned scales have an accuracy for each optimizer and learning rate."""

@@ -289,6 +289,7 @@ def test_sources_cover_core_plugins_and_conformance(sources):
     assert not missing, f"no Python file found in {missing}: a rule over nothing always holds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_repository_keeps_rule(rule: Callable[[str, str], Iterator[str]], sources):
     """Every file of the repository keeps the rules on sizes, and every file of a distribution the other rules."""
@@ -303,6 +304,7 @@ def test_core_within_line_budget(sources):
     assert not breaches, breaches[0]
 
 
+@pytest.mark.slow
 def test_product_code_class_names_have_one_meaning(sources):
     """No class name is defined twice in product code, except those of the table, which are all needed."""
     found = find_repeated_class_names(sources)

@@ -376,6 +376,7 @@ def find_strings() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_dynamic_shapes_page_quotes_existing_errors():
     """The errors that the page on dynamic shapes quotes are in the code."""
     text = (ROOT / "docs/dynamic-shapes.md").read_text(encoding="utf-8")
@@ -431,6 +432,7 @@ def test_distributed_page_loop_uses_existing_methods():
     assert all(hasattr(ClikaModule, name) for name in calls if name.startswith("clika_"))
 
 
+@pytest.mark.slow
 def test_command_line_page_commands_run(tmp_path, monkeypatch):
     """The command lines of the manual run and exit with the stated status."""
     document = ROOT / "docs/command-line.md"

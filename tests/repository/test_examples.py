@@ -106,6 +106,7 @@ def test_prune_then_quantize_example_shrinks_twice(example, tmp_path, capsys):
     assert float(rows[-1][1]) > 85, out
 
 
+@pytest.mark.slow
 def test_lora_example_learns_two_tasks_on_int4_weights(example, tmp_path, capsys):
     """Adapters on INT4 weights learn two tasks."""
     lora = example("lora")

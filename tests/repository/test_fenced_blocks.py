@@ -26,17 +26,29 @@ INT8_FILES = {"README.md": "quantized.onnx", "docs/training.md": "trained.onnx",
 
 
 SLOW_PAGES = {
+    "CONTRIBUTING.md",
     "README.md",
     "docs/bring-up-a-target.md",
+    "docs/checkpoints.md",
+    "docs/choosing-a-threshold.md",
     "docs/conformance.md",
     "docs/distributed.md",
+    "docs/dynamic-shapes.md",
     "docs/example-plugin.md",
+    "docs/from-clika-ace.md",
+    "docs/from-nncf.md",
     "docs/new-plugin.md",
+    "docs/partial-graphs.md",
+    "docs/pictures.md",
+    "docs/report.md",
+    "docs/stages.md",
+    "docs/targets.md",
     "docs/tasks.md",
+    "docs/tutorial.md",
     "docs/write-a-pass.md",
     "docs/write-an-operator.md",
 }
-"""Pages above 5 s: they run the conformance suite, install packages, or compile large models."""
+"""Pages above 1 s: they run the conformance suite, install packages, or compile several models."""
 
 
 def is_run(block: Block) -> bool:

@@ -79,6 +79,7 @@ def find_module_paths(module: str) -> Iterator[Path]:
         yield from (place / "__init__.py", place.with_suffix(".py"))
 
 
+@pytest.mark.slow
 def test_imports_of_all_packages_have_no_cycle(imports):
     assert find_cycles(imports) == []
 

@@ -122,10 +122,12 @@ def test_sources_contain_every_package_and_page_blocks(sources):
     assert any(name.startswith("docs/") for name in sources)
 
 
+@pytest.mark.slow
 def test_private_attributes_are_used_by_their_owners_only(sources):
     assert [*find_foreign_uses(sources, ALLOWED)] == []
 
 
+@pytest.mark.slow
 def test_every_exception_is_still_needed(sources):
     found = [*find_foreign_uses(sources)]
     assert [name for name in ALLOWED if not any(f".{name} " in message for message in found)] == []

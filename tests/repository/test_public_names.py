@@ -146,6 +146,7 @@ def test_public_names_have_docstring(public, capsys):
     report_figure("public names with a docstring", len(public), wrong, capsys)
 
 
+@pytest.mark.slow
 def test_public_dataclass_fields_documented(public, capsys):
     """Every field of a public data class is documented."""
     fields = [
@@ -181,6 +182,7 @@ def select_functions(public: list[Public]) -> list[Public]:
     return [p for p in public if not inspect.isclass(p.found) and parse_source(p.code) is not None]
 
 
+@pytest.mark.slow
 def test_public_functions_list_raised_errors(public, capsys):
     """Every public function lists the errors that it raises."""
     raising = [(p, find_errors(p.code, p.owner)) for p in select_functions(public)]
@@ -245,6 +247,7 @@ def read_annotations(p: Public) -> str:
     )
 
 
+@pytest.mark.slow
 def test_public_quantities_state_unit(public, capsys):
     """The docstring of a quantity states its unit."""
     quantities = [

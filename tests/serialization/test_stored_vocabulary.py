@@ -124,6 +124,7 @@ def find_forms(attribute):
     )
 
 
+@pytest.mark.slow
 def test_saved_modules_contain_pinned_names_only(files):
     """Each name in the files of float, INT8, INT4, pruned, LoRA and trained modules is pinned."""
     pinned = read_pinned()

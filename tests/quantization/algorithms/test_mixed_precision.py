@@ -249,6 +249,7 @@ def list_float_layers(model, shape=(3, 8, 8), **settings):
     return {layer.scope: layer.reason for layer in module.clika_summary().layers if layer.reason}
 
 
+@pytest.mark.slow
 def test_layer_with_one_mac_per_element_stays_float():
     """A layer that rounds as many elements as it has MACs gains nothing in INT8, unless it must be quantized."""
     assert list_float_layers(Distances()) == {

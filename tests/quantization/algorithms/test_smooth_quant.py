@@ -209,6 +209,7 @@ def test_equalization_skips_nonlinear_or_shared_activation():
     assert not search_factors(graph, IMAGES[:1])
 
 
+@pytest.mark.slow
 def test_equalization_reduces_error_of_depthwise_chain(tmp_path):
     """Equalization reduces the error of a depthwise chain, and can be switched off."""
 

@@ -169,6 +169,7 @@ def packed_weights(**options):
     return compile_net(options=options, **FORCED).clika_state.quantized.plan.packed_weights.values()
 
 
+@pytest.mark.slow
 def test_weight_only_rounding_and_clipping_switches(monkeypatch):
     """Rounding and clipping are switched as for INT8 layers."""
     assert all(held.offsets is not None for held in packed_weights(gptq="on"))
@@ -195,6 +196,7 @@ def test_packed_weight_shifted_steps_start_from_clamped():
     assert held.steps(torch.tensor([[9.0, -20.0, 3.0, 9.0]])).tolist() == [[6, -7, 2, 7]]
 
 
+@pytest.mark.slow
 def test_weight_only_skip_tail_false_quantizes_tail():
     """`skip_tail_quantization=False` quantizes the tail at any sensitivity."""
     strict = {"weights_num_bits": [4, 8], "quantization_sensitivity_threshold": 1e-9}
@@ -278,6 +280,7 @@ def test_round_in_blocks_scales_by_largest_element():
     assert torch.allclose(round_in_blocks(x[:, :3], 2), torch.tensor([[127.0, 0.0, 1.27]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "block_size"), [(4, 0), (4, 32), (8, 0), (8, 32)])
 def test_torch_onnx_export_keeps_low_bit_weights(bits, block_size, tmp_path):
     """`torch.onnx.export` keeps the INT4 and INT8 weights."""

@@ -131,6 +131,7 @@ def test_frozen_averaging_norms_keep_statistics_and_counts(settings):
     assert list_counts(module)["folded.num_batches_tracked"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 def test_torch_compile_live_averaging_norms_single_graph():
     """`torch.compile` traces a module that averages as one graph, with the same statistics."""

@@ -96,6 +96,7 @@ def read_losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.slow
 def test_trainer_trains_evaluates_and_loads_best(classifier, tmp_path):
     """The Trainer trains, evaluates, saves and loads the best checkpoint."""
     before = copy.deepcopy(classifier.state_dict())
@@ -114,6 +115,7 @@ def test_trainer_trains_evaluates_and_loads_best(classifier, tmp_path):
     assert any(torch.allclose(classifier(**batch)["logits"], found, atol=1e-3) for found in exported)
 
 
+@pytest.mark.slow
 def test_trainer_resumed_run_matches_whole_run(classifier, tmp_path):
     """A resumed run equals an uninterrupted one."""
     whole, half, rest = (copy.deepcopy(classifier) for _ in range(3))
@@ -125,6 +127,7 @@ def test_trainer_resumed_run_matches_whole_run(classifier, tmp_path):
         assert torch.allclose(found, wanted, atol=1e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"bf16": True}, {"gradient_accumulation_steps": 2}], ids=["bf16", "accumulated"])
 def test_trainer_bf16_and_gradient_accumulation(classifier, tmp_path, options):
     """The Trainer trains in BF16 and with accumulated gradients."""
@@ -134,6 +137,7 @@ def test_trainer_bf16_and_gradient_accumulation(classifier, tmp_path, options):
     assert all(p.isfinite().all() for p in classifier.parameters())
 
 
+@pytest.mark.slow
 def test_trainer_trains_model_with_kwargs_forward(tmp_path):
     """A model with `**kwargs` trains, although the Trainer adds the number of tokens to each batch."""
     torch.manual_seed(0)

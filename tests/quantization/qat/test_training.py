@@ -307,6 +307,7 @@ def copy_statistics(module):
     return {name: b.clone() for name, b in module.named_buffers() if "running" in name}
 
 
+@pytest.mark.slow
 def test_qat_frozen_norms_keep_statistics_live_update():
     """Frozen batch norm keeps its statistics; live batch norm updates them."""
     frozen, live = compile_net(), compile_net(batch_norm="live")
@@ -405,6 +406,7 @@ def test_batch_norm_option_invalid_raises():
 # In whose loops it fits
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 @pytest.mark.parametrize("norms", ["frozen", "live"])
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])

@@ -214,6 +214,7 @@ def compile_full_graph(module):
     return torch.compile(module, fullgraph=True, backend="aot_eager")(make_data())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 def test_torch_compile_copies_traced_whole_in_training():
     """Copies and loaded modules are traced as one graph in train mode."""
