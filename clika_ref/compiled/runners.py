@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
 from clika_ref.core.artifacts import Artifact, Runner
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, Value
 from clika_ref.core.targets import Target
 
 
@@ -38,6 +38,27 @@ def load_runner(target: Target, artifact: Artifact) -> Runner:
         return [x.to(inputs[0].device) for x in found] if inputs else found
 
     return run
+
+
+def run_with_outputs(
+    probe: Graph, values: Iterable[Value], target: Target, inputs: Sequence[Tensor]
+) -> dict[Value, Tensor]:
+    """Make values of a graph outputs as well, and return the results of all outputs in the runtime.
+
+    Further outputs may change the fusions of the runtime.
+
+    Args:
+        probe: the graph as lowered for the target; its outputs change.
+        values: the values to add.
+        target: the target that runs it.
+        inputs: one tensor for each input of the graph.
+    """
+    outputs = set(probe.outputs)
+    for value in values:
+        if value not in outputs:
+            probe.add_output(value)
+    with compile_temporarily(probe, target) as artifact:
+        return dict(zip(probe.outputs, load_runner(target, artifact)(inputs), strict=True))
 
 
 def to_cpu(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from clika_ref.capture.detections import has_same_detections
-from clika_ref.compiled.runners import compile_temporarily, load_runner
+from clika_ref.compiled.runners import load_runner, run_with_outputs
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError, DisagreementError, format_count
@@ -151,12 +151,7 @@ def find_first_difference(target: Target, graph: Graph, inputs: Sequence[torch.T
         results.update(zip(node.outputs, tensors, strict=True))
 
     compute_outputs(probe, inputs, store_results)
-    outputs = set(probe.outputs)
-    for _, value in nodes:
-        if value not in outputs:
-            probe.add_output(value)
-    with compile_temporarily(probe, target) as artifact:
-        found = dict(zip(probe.outputs, load_runner(target, artifact)(inputs), strict=True))
+    found = run_with_outputs(probe, (value for _, value in nodes), target, inputs)
     for node, value in nodes:
         text = describe_differences([results[value]], [found[value]], ROUNDING_TOLERANCE).get(0)
         if text is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from clika_ref.compiled.runners import compile_temporarily, load_runner
+from clika_ref.compiled.runners import run_with_outputs
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.targets import Target
@@ -39,11 +39,7 @@ def agrees_in_own_order(
         return False
     probe = graph.clone()
     indices = [node.outputs[-1] for node in probe.nodes if node.op.name in ORDERING_OPERATORS]
-    for value in indices:
-        if value not in probe.outputs:
-            probe.add_output(value)
-    with compile_temporarily(probe, target) as artifact:
-        results = dict(zip(probe.outputs, load_runner(target, artifact)(inputs), strict=True))
+    results = run_with_outputs(probe, indices, target, inputs)
     orders = dict(zip(ordering, (results[value] for value in indices), strict=True))
     replay = _OrderReplay(graph, inputs, orders, roundings)
     return not describe_differences(compute_outputs(graph, inputs, replay), found, roundings)
