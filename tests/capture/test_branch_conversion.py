@@ -8,7 +8,7 @@ import branching_nets as models
 import pytest
 import torch
 from loaded_copies import load_copy
-from onnx_sessions import open_session
+from onnx_sessions import assert_file_equals_eager, open_session
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -58,11 +58,7 @@ def test_conversion_module_and_file_equal_eager(name, tmp_path, compile_and_comp
         copy.deepcopy(model), inputs, unseen, deployment_settings=target, clika_compile_options=CONVERT
     )
     module.clika_export(tmp_path / "model.onnx")
-    session = open_session(tmp_path / "model.onnx")
-    for call in unseen:
-        found = session.run(None, {i.name: x.numpy() for i, x in zip(session.get_inputs(), call, strict=True)})
-        for actual, expected in zip(found, pytree.tree_leaves(model(*call)), strict=True):
-            torch.testing.assert_close(torch.from_numpy(actual), expected)
+    assert_file_equals_eager(tmp_path / "model.onnx", model, unseen)
 
 
 @pytest.mark.parametrize("name", ["Assigning", "Looping", "Derived", "ExitByBreak"])
