@@ -15,8 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from clika_ref.capture.gradients import find_names
-from clika_ref.capture.patching import only_outside_dynamo, patch_attributes
+from clika_ref.capture.patching import only_outside_dynamo, patch_attributes, patch_functions
 from clika_ref.core.errors import ModelError
 from clika_ref.torch_internals.operators import OpOverload, get_schema, is_composite
 from clika_ref.torch_internals.tensors import is_functorch_wrapped_tensor
@@ -91,16 +90,19 @@ def trace_derivatives(*, decompose_composites: bool) -> Iterator[None]:
     replacements[VECTOR_JACOBIAN_PRODUCT] = only_outside_dynamo(pull_back, vjp)
     backward = torch.autograd.backward
     functions = {
-        id(differentiate): only_outside_dynamo(differentiate_or_restart, differentiate),
-        id(backward): only_outside_dynamo(_reject_backward, backward),
+        differentiate: only_outside_dynamo(differentiate_or_restart, differentiate),
+        backward: only_outside_dynamo(_reject_backward, backward),
     }
-    replacements |= {(module, name): functions[found] for module, name, found in find_names(functions)}
     if decompose_composites:
         record = ProxyTorchDispatchMode.__torch_dispatch__
         replacements[ProxyTorchDispatchMode, "__torch_dispatch__"] = only_outside_dynamo(
             _decompose_composites(record), record
         )
-    with patch_attributes(replacements), saved.keep() if saved else contextlib.nullcontext():
+    with (
+        patch_attributes(replacements),
+        patch_functions(functions),
+        saved.keep() if saved else contextlib.nullcontext(),
+    ):
         yield
 
 

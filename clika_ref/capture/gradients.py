@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from clika_ref.capture.eager import isolate_writes, preserve_module
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory_limits import release_freed_memory
 from clika_ref.capture.origins import format_line, is_model_frame
-from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes, patch_functions
 from clika_ref.torch_internals.modules import has_backward_hooks, has_gradient_hooks
 from clika_ref.torch_internals.tracing import get_autograd_function
 from clika_ref.torch_internals.trees import pytree
@@ -184,9 +183,8 @@ def record_gradient_queries() -> Iterator[GradientQueries]:
         replacements[tensor, name] = property(asked.watch(inherited.__get__, about), inherited.__set__)
     replacements[tensor, "is_inference"] = asked.watch(tensor.is_inference, _GRADIENT_FUNCTIONS["is_inference"])
     functions = {getattr(torch, name): about for name, about in _GRADIENT_FUNCTIONS.items()}
-    watching = {id(function): asked.watch(function, about) for function, about in functions.items()}
-    replacements |= {(module, name): watching[found] for module, name, found in find_names(watching)}
-    with patch_attributes(replacements):
+    watching = {function: asked.watch(function, about) for function, about in functions.items()}
+    with patch_attributes(replacements), patch_functions(watching):
         yield asked
 
 
@@ -203,16 +201,6 @@ _GRADIENT_FUNCTIONS = {
     "is_inference": "whether a tensor was made in inference mode",
 }
 """Functions of PyTorch that depend on gradient state, and their description in warnings."""
-
-
-def find_names(ids: Iterable[int]) -> Iterator[tuple[ModuleType, str, int]]:
-    """Yield the modules and names that functions are bound to, in PyTorch and in modules that import them from it."""
-    wanted = frozenset(ids)
-    for module in [*sys.modules.values()]:
-        if type(module) is not ModuleType:  # other types may import on attribute access
-            continue
-        if not wanted.isdisjoint(map(id, [*vars(module).values()])):  # far faster than a loop over the names
-            yield from ((module, name, id(value)) for name, value in [*vars(module).items()] if id(value) in wanted)
 
 
 def _record_lines(function: Callable[..., Any], text: str, texts: dict[str, None]) -> Callable[..., Any]:

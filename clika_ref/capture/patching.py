@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -35,6 +36,72 @@ def _restore_attribute(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
     elif name in vars(owner):
         delattr(owner, name)
+
+
+@contextlib.contextmanager
+def patch_functions(replacements: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
+    """Replace functions under every name that a module binds to them, while the context lasts.
+
+    These are the module that defines a function, and the modules that import it from there.
+    """
+    names = _make_index(tuple(replacements))
+    bound = {(module, name): replacements[function] for module, name, function in names.find()}
+    with names.keep_replaced(), patch_attributes(bound):
+        yield
+
+
+class _NameIndex:
+    """The names that modules bind to some functions.
+
+    A search reads each module once, and again if its number of names has changed; ``__main__`` each time, as the cells
+    of a notebook change it at any time.
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        self._functions = {id(function): function for function in functions}
+        self._modules: list[ModuleType] = []
+        self._counts: list[int] = []
+        self._names: list[list[str]] = []
+        self._replacing = 0
+
+    def find(self) -> list[tuple[ModuleType, str, Callable[..., Any]]]:
+        """Return the modules and names that are bound to a function at present, and the function."""
+        main = sys.modules["__main__"]
+        modules = [m for m in [*sys.modules.values()] if type(m) is ModuleType and m is not main]  # others may import
+        counts = [*map(len, map(vars, modules))]
+        names = self._names
+        if modules != self._modules or counts != self._counts:
+            before = {id(m): (c, n) for m, c, n in zip(self._modules, self._counts, self._names, strict=True)}
+            known = [before.get(id(module), (None, [])) for module in modules]
+            names = [
+                n if c == count else self._search(m) for m, count, (c, n) in zip(modules, counts, known, strict=True)
+            ]
+            if not self._replacing:  # else modules bind replacements
+                self._modules, self._counts, self._names = modules, counts, names
+        holders = [
+            *((m, name) for m, own in zip(modules, names, strict=True) for name in own),
+            *((main, n) for n in self._search(main)),
+        ]
+        bound = ((module, name, id(vars(module).get(name))) for module, name in holders)
+        return [(module, name, self._functions[found]) for module, name, found in bound if found in self._functions]
+
+    def _search(self, module: ModuleType) -> list[str]:
+        names = vars(module).copy()  # other threads may change it
+        if self._functions.keys().isdisjoint(map(id, names.values())):  # far faster than a loop over the names
+            return []
+        return [name for name, value in names.items() if id(value) in self._functions]
+
+    @contextlib.contextmanager
+    def keep_replaced(self) -> Iterator[None]:
+        """Keep the index as it is while the context lasts, since the functions are replaced."""
+        self._replacing += 1
+        try:
+            yield
+        finally:
+            self._replacing -= 1
+
+
+_make_index = functools.lru_cache(maxsize=32)(_NameIndex)
 
 
 class _RestoringImport:

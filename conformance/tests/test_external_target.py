@@ -73,6 +73,7 @@ def test_external_target_run_writes_report(report):
     assert (report / "junit.xml").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_external_target_matrix_has_static_and_dynamic_cells(report):
     """The matrix has a cell for each task, static and dynamic."""
     page = (report / "index.html").read_text(encoding="utf-8")
@@ -85,6 +86,7 @@ def test_external_target_matrix_has_static_and_dynamic_cells(report):
     }
 
 
+@pytest.mark.slow
 def test_external_target_declared_deviation_seen(report):
     """The declared deviation is seen."""
     entries = {d["id"]: d for d in json.loads((report / "report.json").read_text())["deviations"]}

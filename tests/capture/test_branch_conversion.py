@@ -351,3 +351,19 @@ def test_conversion_rejected_model_compiles_in_pieces():
     module = clika_compile(copy.deepcopy(model), tracing_inputs=TRACED, clika_compile_options=CONVERT, fullgraph=False)
     for call in TRACED:
         torch.testing.assert_close(module(*call), model(*call))
+
+
+def make_layer():
+    """Return a layer whose class is its own, with the same code as that of other calls."""
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum() > 0 else x - 1
+
+    return Layer()
+
+
+def test_conversion_classes_with_the_same_code(compile_and_compare):
+    """Two classes that one class statement made are both converted."""
+    model = nn.Sequential(make_layer(), make_layer())
+    compile_and_compare(model, TRACED, UNSEEN, clika_compile_options=CONVERT)

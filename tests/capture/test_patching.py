@@ -1,6 +1,8 @@
 """Patches of PyTorch are undone, whatever a model does meanwhile, and only affect one thread."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from clika_ref import ModelError, clika_compile
 from clika_ref.capture.caught_errors import ErrorRecorder
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes, patch_functions
 from clika_ref.capture.tracers import TRACERS, Tracer, trace
 
 REPLACED = (
@@ -52,6 +54,56 @@ def test_patch_attributes_nested_restores_outer():
             assert Derived.inherited == 3
         assert Derived.inherited == 2
     assert "inherited" not in vars(Derived)
+
+
+@pytest.fixture
+def holder(monkeypatch):
+    """Return an imported module of the user."""
+    module = ModuleType("holder")
+    monkeypatch.setitem(sys.modules, "holder", module)
+    return module
+
+
+def double(x):
+    return 2 * x
+
+
+def negate(x):
+    return -x
+
+
+def test_patch_functions_replaces_every_name(holder):
+    """Each module that binds the function has the replacement under each name, until the context ends."""
+    holder.first = holder.second = double
+    with patch_functions({double: negate}):
+        assert [f(3) for f in (holder.first, holder.second, double)] == [-3] * 3
+    assert [holder.first, holder.second, sys.modules[__name__].double] == [double] * 3
+
+
+def test_patch_functions_finds_names_bound_later(holder):
+    """Names are found that a module binds after an earlier patch, also one inside a patch."""
+    with patch_functions({double: negate}):
+        holder.first = negate
+        with patch_functions({double: negate}):
+            pass
+    holder.first = double
+    with patch_functions({double: negate}):
+        assert holder.first(3) == -3
+    holder.second = double
+    with patch_functions({double: negate}):
+        assert holder.second(3) == -3
+
+
+def test_patch_functions_finds_rebound_names_of_main(monkeypatch):
+    """A name of ``__main__`` may be bound again, as in a notebook."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    main.scale = negate
+    with patch_functions({double: negate}):
+        assert main.scale(3) == -3
+    main.scale = double
+    with patch_functions({double: negate}):
+        assert main.scale(3) == -3
 
 
 def test_only_in_this_thread_other_thread_uses_original():

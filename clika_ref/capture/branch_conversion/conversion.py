@@ -6,7 +6,7 @@ import ast
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -19,6 +19,7 @@ from clika_ref.capture.branch_conversion.functions import (
     FunctionSource,
     UnconvertibleError,
     find_functions,
+    map_methods,
 )
 from clika_ref.capture.branch_conversion.rewriting import rewrite_function
 from clika_ref.capture.branch_conversion.sites import BranchSite
@@ -56,13 +57,13 @@ class _NumberReadRecorder(TorchFunctionMode):
     def __init__(self, is_convertible: Callable[[FrameType], bool]) -> None:
         super().__init__()
         self._is_convertible = is_convertible
-        self.codes: dict[CodeType, None] = {}
+        self.codes: dict[CodeType, Mapping[str, Any]] = {}
+        """The code of each function, and its global names."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in NUMBER_READS:
-            self.codes.update(
-                dict.fromkeys(f.f_code for f in _iter_callers(sys._getframe(1)) if self._is_convertible(f))
-            )
+            frames = (frame for frame in _iter_callers(sys._getframe(1)) if self._is_convertible(frame))
+            self.codes.update((frame.f_code, frame.f_globals) for frame in frames)
         return func(*args, **(kwargs or {}))
 
 
@@ -88,7 +89,8 @@ class BranchConversion:
         self._tracer = BranchTracer(self.callee.module)
         self._functions: dict[FunctionType, _RewrittenFunction] = {}
         self._known: set[CodeType] = set()
-        parts = self.callee.module.modules()
+        parts = [*self.callee.module.modules()]
+        self._methods = map_methods(map(type, parts))
         self._forwards = {code for part in parts if (code := getattr(type(part).forward, "__code__", None))}
         owner = self.callee.function if self.callee.is_function else type(self.callee.module)
         self._package = (getattr(owner, "__module__", None) or "").partition(".")[0]
@@ -103,12 +105,8 @@ class BranchConversion:
 
     def add_failing_functions(self, errors: Iterable[Exception]) -> bool:
         """Rewrite the functions in the tracebacks of failed traces; return whether there are new ones."""
-        codes: dict[CodeType, None] = {}
-        for error in errors:
-            for frame in _iter_frames(error):
-                if self._is_convertible(frame):
-                    codes[frame.f_code] = None
-        return self._rewrite(codes)
+        frames = (f for error in errors for f in _iter_frames(error) if self._is_convertible(f))
+        return self._rewrite({frame.f_code: frame.f_globals for frame in frames})
 
     def _is_convertible(self, frame: FrameType) -> bool:
         """Whether to rewrite the function of a frame: code of the user, of a module, or of the model's package."""
@@ -120,13 +118,13 @@ class BranchConversion:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         return not is_installed_file(code.co_filename) or package == self._package
 
-    def _rewrite(self, codes: Iterable[CodeType]) -> bool:
+    def _rewrite(self, codes: Mapping[CodeType, Mapping[str, Any]]) -> bool:
         found = False
-        for code in codes:
+        for code, names in codes.items():
             if code in self._known:
                 continue
             self._known.add(code)
-            for function in find_functions(code):
+            for function in self._methods.get(code) or find_functions(code, names):
                 if function not in self._functions:
                     found |= self._rewrite_function(function)
         return found

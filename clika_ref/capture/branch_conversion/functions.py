@@ -7,7 +7,7 @@ import gc
 import inspect
 import linecache
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -156,15 +156,43 @@ def _replace_constants(code: CodeType, original: CodeType, sites: Mapping[str, A
     return code.replace(co_consts=tuple(constants), co_name=name, co_qualname=qualified)
 
 
-def find_functions(code: CodeType) -> list[FunctionType]:
+def map_methods(classes: Iterable[type]) -> dict[CodeType, list[FunctionType]]:
+    """Return the methods that classes define, by their code; a class statement that runs twice makes two of each."""
+    methods: dict[CodeType, list[FunctionType]] = {}
+    for cls in dict.fromkeys(base for derived in classes for base in derived.__mro__):
+        for value in vars(cls).values():
+            if type(value) is FunctionType:
+                methods.setdefault(value.__code__, []).append(value)
+    return methods
+
+
+def find_functions(code: CodeType, names: Mapping[str, Any]) -> list[FunctionType]:
     """Return the functions that run a code object, and those that define such functions.
 
     The functions that run at the moment are not among the latter: they called the compilation.
+
+    Args:
+        code: the code of the functions.
+        names: their global names.
     """
+    return _find_by_name(code, names) or _find_in_memory(code)
+
+
+def _find_by_name(code: CodeType, names: Mapping[str, Any]) -> list[FunctionType]:
+    """Return the function or method that has a qualified name in a module, if it runs the code."""
+    first, *attributes = code.co_qualname.split(".")
+    found = names.get(first)
+    for attribute in attributes:
+        found = vars(found).get(attribute) if isinstance(found, type) else None
+    return [found] if type(found) is FunctionType and found.__code__ is code else []
+
+
+def _find_in_memory(code: CodeType) -> list[FunctionType]:
+    """Search all objects of the process for functions that run a code object, or define such functions."""
     if gc.get_freeze_count():  # frozen objects cannot be found
         gc.unfreeze()
         try:
-            return find_functions(code)
+            return _find_in_memory(code)
         finally:
             gc.freeze()
     found = [f for f in gc.get_referrers(code) if type(f) is FunctionType and f.__code__ is code]

@@ -10,7 +10,6 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
-from clika_ref.capture.patching import only_in_this_thread
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes, patch_functions
 from clika_ref.torch_internals.operators import while_loop
 
 ASSUMED_SIZE = 800
@@ -222,21 +221,18 @@ FORMS: Mapping[tuple[str, str], Callable[..., Any]] = {
 @contextlib.contextmanager
 def use_dynamic_forms() -> Iterator[None]:
     """Replace torchvision's functions by `FORMS` in this thread while the context lasts, if it is imported."""
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+    functions: dict[Callable[..., Any], Callable[..., Any]] = {}
+    methods: dict[tuple[Any, str], Callable[..., Any]] = {}
+    for (module, name), form in FORMS.items():
+        if module in sys.modules:
+            owner, _, attribute = name.rpartition(".")
+            scope: Any = getattr(sys.modules[module], owner) if owner else sys.modules[module]
+            plain = getattr(scope, attribute)
+            if owner:
+                methods[scope, attribute] = only_in_this_thread(form, plain)
+            else:
+                functions[plain] = only_in_this_thread(form, plain)
+    with warnings.catch_warnings(), patch_attributes(methods), patch_functions(functions):
         # torchvision's kernel of nms for fake tensors
         warnings.filterwarnings("ignore", "`create_unbacked_symint` is deprecated", FutureWarning)
-        for (module, name), form in FORMS.items():
-            if module in sys.modules:
-                owner, _, attribute = name.rpartition(".")
-                scope: Any = sys.modules[module]
-                plain = getattr(getattr(scope, owner) if owner else scope, attribute)
-                own = only_in_this_thread(form, plain)
-                for holder in [getattr(scope, owner)] if owner else _list_holders(attribute, plain):
-                    stack.callback(setattr, holder, attribute, plain)
-                    setattr(holder, attribute, own)
         yield
-
-
-def _list_holders(name: str, function: Any) -> list[ModuleType]:
-    """Return the modules that hold a function under its name, such as those that imported it."""
-    return [m for m in [*sys.modules.values()] if isinstance(m, ModuleType) and vars(m).get(name) is function]
