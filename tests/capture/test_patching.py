@@ -82,15 +82,16 @@ def test_patch_functions_replaces_every_name(holder):
 
 def test_patch_functions_finds_names_bound_later(holder):
     """Names are found that a module binds after an earlier patch, also one inside a patch."""
-    with patch_functions({double: negate}):
+    replacements = {double: negate}
+    with patch_functions(replacements):
         holder.first = negate
-        with patch_functions({double: negate}):
+        with patch_functions(replacements):
             pass
     holder.first = double
-    with patch_functions({double: negate}):
+    with patch_functions(replacements):
         assert holder.first(3) == -3
     holder.second = double
-    with patch_functions({double: negate}):
+    with patch_functions(replacements):
         assert holder.second(3) == -3
 
 
