@@ -1,5 +1,6 @@
 """Lets tests import torchvision, which timm and transformers do, where torch was built without CUDA."""
 
+import gc
 import os
 from typing import Any
 
@@ -8,6 +9,7 @@ from clika_ref_torchvision.kernels import use_python_kernels
 
 os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL else rounds by where operands lie in memory: equal calls would differ
 use_python_kernels()
+gc.set_threshold(10_000, 20, 20)  # the imported packages alone are a million objects, which each collection visits
 
 END_TIMEOUT_S = 10
 """Time that a worker process whose connection is lost may take to end."""

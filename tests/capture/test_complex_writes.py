@@ -89,7 +89,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW_MODELS = {"Fourier neural operator, 2d"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_MODELS)) for n in MODELS])
 def test_complex_write_module_and_artifact_agree(name, tmp_path):
     """A model that writes to complex tensors agrees with eager at other sizes; the export compares the artifact."""
     make, (traced, unseen) = MODELS[name]

@@ -72,7 +72,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW_CASES = {"pinv", "norms"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_CASES)) for n in CASES])
 def test_call_equals_kernel_at_other_batch_sizes(name, tmp_path):
     call, make = CASES[name]
     module = clika_compile(call, tracing_inputs=[make(2), make(3)])

@@ -263,6 +263,7 @@ def test_torch_export_accepts_module(original, module, x):
     torch.testing.assert_close(program.module()(x), original(x))
 
 
+@pytest.mark.slow
 def test_torch_compile_accepts_other_sizes(original, module):
     """`torch.compile` compiles the module for several sizes."""
     torch._dynamo.reset()

@@ -230,6 +230,7 @@ def test_each_layer_has_its_own_ranges(quantized_module):
     assert len({*ranges}) == 3
 
 
+@pytest.mark.slow
 def test_int8_as_accurate_as_one_graph(quantized_module):
     arguments = {
         "calibration_inputs": make_inputs(4, 4, 6),
