@@ -15,6 +15,13 @@ END_TIMEOUT_S = 10
 """Time that a worker process whose connection is lost may take to end."""
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the cases of a test as slow that ``slow_cases`` names by their ids."""
+    slow = {name for mark in item.iter_markers("slow_cases") for name in mark.args}
+    if isinstance(item, pytest.Function) and slow and item.callspec.id in slow:
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_handlecrashitem(report: Any) -> None:
     """Add the exit status of a worker that ended to the failure of its test: -11 is a segmentation fault."""

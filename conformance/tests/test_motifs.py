@@ -58,6 +58,7 @@ def test_find_motifs_covers_each_table_of_pass():
     assert LAST_DIM_OPERATORS & {node.op_type for node in find_motif_nodes("push-transposes")}
 
 
+@pytest.mark.slow_cases("1", "2", "3")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_find_motifs_rule_operators_occur_as_removable(seed):
     """Each operator of a rule occurs as a node that the rule removes."""

@@ -39,7 +39,7 @@ QUICK = (
     "arithmetic-1-div",
     "indexing-9-topk",
     "norms-2-layer_norm",
-    pytest.param("attention-4-scaled_dot_product_attention", marks=pytest.mark.slow),
+    "attention-4-scaled_dot_product_attention",
     "passes-8-merge-common-subexpressions",
     "sizes-2-reshape",
     "quantization-2-quantize",
@@ -86,6 +86,7 @@ def test_mutant_names_known_subject_and_levels(mutant):
 
 
 @pytest.mark.slow
+@pytest.mark.slow_cases("attention-4-scaled_dot_product_attention")
 @pytest.mark.parametrize("name", QUICK)
 def test_mutant_run_finds_fault_and_idle_mutant_passes(suite, name):
     """The suite finds a mutant, and nothing without it."""

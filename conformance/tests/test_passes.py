@@ -56,23 +56,18 @@ EXPECTED = {
 """The verdict for each broken pass; a wrong value if it is not listed."""
 
 
-@pytest.mark.parametrize(
-    "p", [pytest.param(p, marks=[pytest.mark.slow] * (p.name == "fold-into-shared-layer"), id=p.name) for p in BROKEN]
+@pytest.mark.slow_cases(
+    "fold-into-shared-layer", "cancel-any-permutes", "merge-by-operands", "fold-overwritten", "merge-any-casts"
 )
+@pytest.mark.parametrize("p", BROKEN, ids=lambda p: p.name)
 def test_passes_broken_pass_found(p):
     """A broken pass is found."""
     found = run_failing_checks(p)
     assert EXPECTED.get(p.name, Verdict.VALUE) in {o.verdict for o in found}, [o.name for o in found]
 
 
-PASSES = [
-    pytest.param(p, marks=[pytest.mark.slow] if p.name == "merge-chains" else [], id=p.name)
-    for p in REGISTRY.passes.values()
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("p", PASSES)
+@pytest.mark.parametrize("p", REGISTRY.passes.values(), ids=lambda p: p.name)
 def test_passes_installed_pass_breaks_no_rule(p):
     """The installed passes break no rule."""
     assert [(o.name, o.comparison.message) for o in run_failing_checks(p)] == []

@@ -153,6 +153,7 @@ def _clamp_and_cast(op, steps, dtype, quant_min, quant_max):
     return op.cast(op.Clip(steps, op.like(steps, float(low)), op.like(steps, float(high))), dtype)
 
 
+@pytest.mark.slow_cases("_use_narrow_range", "_multiply_by_reciprocal")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_quantization_faulty_lowering_found(registry, tmp_path, monkeypatch, fault):
     """A faulty lowering of quantize is found."""

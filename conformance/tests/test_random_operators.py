@@ -37,6 +37,7 @@ def test_random_correct_lowering_matches_eager_distribution(tmp_path, name):
     assert found["moments"].comparison.elements > COUNT
 
 
+@pytest.mark.slow_cases("randomness-3-native_dropout")
 @pytest.mark.parametrize("mutant", FAULTS, ids=lambda m: m.name)
 def test_random_faulty_lowering_found(tmp_path, mutant):
     """Faults of random operators are found."""

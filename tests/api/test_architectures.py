@@ -228,6 +228,7 @@ def compile_and_compare(
     assert describe_differences(list_tensors(expected), found) == {}
 
 
+@pytest.mark.slow_cases("regnet_y_400mf", "lraspp")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_clika_compile_architecture_static_matches_eager(name, tmp_path):
     """Each architecture with static dims matches eager, as a module and as an ONNX artifact."""

@@ -41,7 +41,6 @@ MODELS = [
     *("Structures", "Sizes", "WithBlock", "InPlaceOnCopy", "Normalized", "ExitByBreak", "ExitByReturn", "NestedLoops"),
     *("LoopTest", "Halting", "Recurrent"),
 ]
-SLOW_MODELS = {"ExitByBreak", "ExitByReturn", "Helpers", "NestedLoops", "ReturnInEach"}
 
 
 def build(name):
@@ -49,7 +48,8 @@ def build(name):
     return getattr(models, name)().eval()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_MODELS)) for n in MODELS])
+@pytest.mark.slow_cases("ExitByBreak", "ExitByReturn", "Helpers", "NestedLoops", "ReturnInEach")
+@pytest.mark.parametrize("name", MODELS)
 def test_conversion_module_and_file_equal_eager(name, tmp_path, compile_and_compare):
     """The compiled module and its file in ONNX Runtime equal eager, in all branches, and at sizes never traced."""
     inputs, unseen = PAIRS.get(name, (TRACED, UNSEEN))
@@ -61,6 +61,7 @@ def test_conversion_module_and_file_equal_eager(name, tmp_path, compile_and_comp
     assert_file_equals_eager(tmp_path / "model.onnx", model, unseen)
 
 
+@pytest.mark.slow_cases("ExitByBreak")
 @pytest.mark.parametrize("name", ["Assigning", "Looping", "Derived", "ExitByBreak"])
 def test_conversion_gradients_equal_eager(name):
     """Gradients of the weights are those of eager in each branch."""

@@ -89,10 +89,8 @@ MODELS = {
 }
 
 
-SLOW_MODELS = {"Fourier neural operator, 2d"}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_MODELS)) for n in MODELS])
+@pytest.mark.slow_cases("Fourier neural operator, 2d")
+@pytest.mark.parametrize("name", MODELS)
 def test_complex_write_module_and_artifact_agree(name, tmp_path):
     """A model that writes to complex tensors agrees with eager at other sizes; the export compares the artifact."""
     make, (traced, unseen) = MODELS[name]

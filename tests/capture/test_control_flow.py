@@ -139,6 +139,7 @@ CASES = {
 """Each model, its tracing inputs, and inputs of other sizes that take other branches."""
 
 
+@pytest.mark.slow_cases("nested cond", "captured size")
 @pytest.mark.parametrize("name", CASES)
 def test_control_flow_module_and_file_equal_eager(name, tmp_path, compile_and_compare):
     """The compiled module and its file in ONNX Runtime equal eager, at sizes never traced."""

@@ -199,6 +199,7 @@ CASES = {
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "scan", "linear_recurrence", "while_loop")
 
 
+@pytest.mark.slow_cases("TwoCells", "MatrixState", "Preallocated")
 @pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
 def test_loop_module_gradients_and_file_equal_eager(build, tmp_path):
     """A loop becomes recurrent layers, and equals eager at any length, also in ONNX Runtime and in training."""

@@ -49,11 +49,11 @@ CASES = {
     "qr of tall": (torch.linalg.qr, lambda batch: make_matrices(batch, 5, 3)),
     "lu of wide": (torch.linalg.lu, lambda batch: make_matrices(batch, 3, 5)),
 }
-SLOW_CASES = {"cholesky_inverse", "cholesky_solve", "lu_solve", "qr", "qr of tall", "solve right"}
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_CASES)) for n in CASES])
+@pytest.mark.slow_cases("cholesky_inverse", "cholesky_solve", "lu_solve", "qr", "qr of tall", "solve right")
+@pytest.mark.parametrize("name", CASES)
 def test_call_equals_kernel_at_other_batch_sizes(name, tmp_path):
     call, make = CASES[name]
 

@@ -72,10 +72,8 @@ CASES = {
 }
 
 
-SLOW_CASES = {"pinv", "norms"}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_CASES)) for n in CASES])
+@pytest.mark.slow_cases("pinv", "norms", "svd of wide, full", "svdvals")
+@pytest.mark.parametrize("name", CASES)
 def test_call_equals_kernel_at_other_batch_sizes(name, tmp_path):
     call, make = CASES[name]
     module = clika_compile(call, tracing_inputs=[make(2), make(3)])
@@ -128,6 +126,7 @@ def test_empty_matrices_exported(tmp_path):
     module.clika_export(tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 def test_gradients_of_singular_values_equal_eager():
     def call(x):
         return torch.linalg.svdvals(x).sum(-1) + torch.linalg.matrix_exp(x).sum((-2, -1))

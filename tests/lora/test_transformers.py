@@ -70,6 +70,7 @@ def make_data(count=4):
     return [{"input_ids": torch.randint(64, (2 + i % 2, 8), generator=spread)} for i in range(count)]
 
 
+@pytest.mark.slow_cases("int8-build_gpt2", "int4-build_llama")
 @pytest.mark.parametrize("build", PREFIXES)
 @pytest.mark.parametrize("settings", [None, INT8, INT4], ids=["float", "int8", "int4"])
 def test_clika_compile_transformers_adapters_train_and_export(build, settings, tmp_path):

@@ -98,6 +98,7 @@ def draw_inputs(shape, tokens):
     return [torch.randn(s) if tokens is None else torch.randint(0, tokens, s) for s in sizes]
 
 
+@pytest.mark.slow_cases("shufflenet", "llama with a softmax of its own")
 @pytest.mark.parametrize("name", MODELS)
 def test_clika_prune_architecture_reports_unpruned_layers(name, tmp_path):
     """Further architectures are pruned and exported, and each unpruned layer has its reason."""

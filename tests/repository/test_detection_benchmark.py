@@ -78,7 +78,8 @@ def test_read_yolo_suppresses_and_converts_corners():
     assert (found.labels.tolist(), found.scores.tolist()) == ([0, 1], pytest.approx([0.9, 0.7]))
 
 
-@pytest.mark.parametrize("name", ["YOLOv8", pytest.param("SSDlite", marks=pytest.mark.slow)])
+@pytest.mark.slow_cases("SSDlite")
+@pytest.mark.parametrize("name", ["YOLOv8", "SSDlite"])
 def test_detector_loss_falls_in_training(name):
     """Each detector is built and trained on rendered scenes; in eval mode, its detections can be read."""
     if name == "YOLOv8":

@@ -64,10 +64,8 @@ def page_name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-MARKED_PAGES = [pytest.param(p, marks=pytest.mark.slow) if page_name(p) in SLOW_PAGES else p for p in PAGES]
-
-
-@pytest.mark.parametrize("page", MARKED_PAGES, ids=page_name)
+@pytest.mark.slow_cases(*SLOW_PAGES)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_page_blocks_run_in_order(page, tmp_path, warm_commands):
     """The blocks of a page run in order."""
     blocks = [block for block in read_blocks(page) if is_run(block)]

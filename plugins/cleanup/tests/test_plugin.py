@@ -94,6 +94,7 @@ def count_steps(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int
     return count
 
 
+@pytest.mark.slow_cases("push-transposes-build_star")
 @pytest.mark.parametrize("draw", [build_chain, build_star, build_permuted_region])
 @pytest.mark.parametrize("p", PASSES.values(), ids=lambda p: p.name)
 def test_pass_steps_grow_linearly_with_nodes(p, draw, monkeypatch):

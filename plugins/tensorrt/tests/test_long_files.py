@@ -109,6 +109,7 @@ def count_calls(model):
     return count
 
 
+@pytest.mark.slow_cases("build_many_branches")
 @pytest.mark.parametrize(
     "grown",
     [

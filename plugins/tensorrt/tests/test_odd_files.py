@@ -107,9 +107,10 @@ def build_operator_chain(operator, times, operands=1):
     return sketch.model(sketch.node("MatMul", "out", x, sketch.weight("w", 32, 32)))
 
 
+@pytest.mark.slow_cases("Identity-3000-1")
 @pytest.mark.parametrize(
     ("operator", "times", "operands"),
-    [pytest.param("Identity", 3000, 1, marks=pytest.mark.slow), ("Mul", 3000, 2), ("Concat", 40, 2)],
+    [("Identity", 3000, 1), ("Mul", 3000, 2), ("Concat", 40, 2)],
 )
 def test_find_violations_long_chain_of_moves_passes(operator, times, operands):
     """A tensor may pass through thousands of nodes."""

@@ -87,10 +87,8 @@ def make_images(*sizes):
     return ([torch.rand(3, *size) for size in sizes],)
 
 
-SLOW = ("faster_rcnn", "retinanet", "keypoint_rcnn")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in DETECTORS])
+@pytest.mark.slow_cases("faster_rcnn", "retinanet", "keypoint_rcnn")
+@pytest.mark.parametrize("name", DETECTORS)
 def test_detector_serves_images_of_other_sizes(name, tmp_path):
     """Boxes, labels and scores agree with eager for images of sizes never traced, in module and file."""
     torch.manual_seed(0)
@@ -133,6 +131,7 @@ def test_masks_pasted_like_torchvision():
     )
 
 
+@pytest.mark.slow
 def test_keypoints_found_like_torchvision():
     """Keypoints found by a loop over regions are those of torchvision's loop, also in regions below one pixel."""
     heads = importlib.import_module("torchvision.models.detection.roi_heads")
