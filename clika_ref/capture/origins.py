@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import sysconfig
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -71,6 +71,7 @@ def is_model_frame(frame: FrameType) -> bool:
     return is_model_file(frame.f_code.co_filename)
 
 
+@cache  # a trace asks for each frame of each call
 def is_model_file(file: str) -> bool:
     """Whether frames of a file belong to the model or to a library that it uses."""
     is_standard = file.startswith(_STDLIB_DIR + os.sep) and INSTALL_DIR_NAMES.isdisjoint(Path(file).parts)

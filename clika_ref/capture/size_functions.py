@@ -91,17 +91,17 @@ class _KeepSizes(TorchFunctionMode):
     """Replaces `DYNAMIC_FORMS` in calls whose arguments contain sizes, `COMPLEX_FORMS` and `UNCHECKED_LOSSES`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given, form = kwargs or {}, DYNAMIC_FORMS.get(func)
-        is_complex = func is torch.complex or any(isinstance(a, Tensor) and a.is_complex() for a in args)
-        if func in COMPLEX_FORMS and is_complex and not given.get("out"):
-            return COMPLEX_FORMS[func](*args, **given)
-        if func in UNCHECKED_LOSSES:
+        given = kwargs or {}
+        if func in COMPLEX_FORMS and not given.get("out"):
+            if func is torch.complex or any(isinstance(a, Tensor) and a.is_complex() for a in args):
+                return COMPLEX_FORMS[func](*args, **given)
+        elif func in UNCHECKED_LOSSES:
             return UNCHECKED_LOSSES[func](*args, **given)
-        if form is not None:
+        elif func in DYNAMIC_FORMS:
             leaves = pytree.tree_leaves((args, given))
             has_sizes = any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves)
             if has_sizes and not any(isinstance(leaf, Tensor) for leaf in leaves):
-                return form(*args, **given)
+                return DYNAMIC_FORMS[func](*args, **given)
         return func(*args, **given)
 
 
