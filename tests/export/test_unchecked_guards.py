@@ -1,8 +1,11 @@
 """An export names the guards that the module checks and the artifact does not."""
 
+import inspect
+
 import pytest
 import sympy
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._sympy.functions import Min
 
 from clika_ref import clika_compile
@@ -28,8 +31,9 @@ def export_and_read_log(function, inputs, tmp_path, **options):
 def test_clika_export_unchecked_branch_warned_once(tmp_path, capsys):
     """A branch on a size is reported once, with its line."""
     text = export_and_read_log(branch_on_length, SIZES, tmp_path)
+    line = inspect.getsourcelines(branch_on_length)[1] + 1
     warning = (
-        "Warning: the artifact does not check the guards batch > 4 (from test_unchecked_guards.py:17). "
+        f"Warning: the artifact does not check the guards batch > 4 (from test_unchecked_guards.py:{line}). "
         "Inputs that violate them may fail or give wrong results."
     )
     assert text.count(warning) == 1
@@ -67,6 +71,27 @@ def test_clika_export_checked_guards_give_no_warning(function, inputs, options, 
 def test_clika_export_operator_guard_warned_with_line(function, inputs, limit, tmp_path):
     """A size limit of an operator is reported with its line; beyond it, the artifact is wrong."""
     assert f"{limit} (from test_unchecked_guards.py:" in export_and_read_log(function, inputs, tmp_path)
+
+
+class PackedSequences(torch.nn.Module):
+    """A recurrent network on packed sequences; the longest length must be at least 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent = torch.nn.GRU(4, 5)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+        return pad_packed_sequence(self.recurrent(packed)[0], total_length=x.shape[0])[0]
+
+
+def test_clika_export_guard_on_value_names_its_source(tmp_path):
+    """A number that depends on values is explained, as its name occurs nowhere in the model."""
+    inputs = [(torch.rand(n, 2, 4), torch.tensor([n, 2])) for n in (5, 7)]
+    text = export_and_read_log(PackedSequences(), inputs, tmp_path)
+    line = inspect.getsourcelines(PackedSequences.forward)[1] + 1
+    assert "guards max_1_item >= 1. " in text
+    assert f"max_1_item is the value of a result of amax at test_unchecked_guards.py:{line}. " in text
 
 
 def test_clika_export_many_guards_shortened_on_console(tmp_path, capsys):
