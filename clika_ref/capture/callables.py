@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.capture.caches import run_with_caches
 from clika_ref.capture.reachable_modules import find_reachable_modules
 from clika_ref.core.errors import ModelError
 
@@ -47,6 +48,15 @@ class TracedCallable:
             return self
         signature = spell_out_keywords(self.parameters, arguments)
         return replace(self, function=_wrap(self.function, signature))
+
+    def with_cache_trees(self) -> TracedCallable:
+        """Return a callable that takes and returns trees in place of caches."""
+        function = self.function
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return run_with_caches(function, args, kwargs)
+
+        return replace(self, function=_wrap(run, self.parameters))
 
     @contextlib.contextmanager
     def as_module(self) -> Iterator[torch.nn.Module]:

@@ -122,7 +122,7 @@ def _compute_results(
 ) -> EagerRun:
     copy = call.copy()
     with call_without_dynamo(), mode, disable_fast_path():
-        result = module(*copy.args, **copy.kwargs)
+        result = copy.run(module)
     register_dataclasses(result)
     leaves, spec = pytree.tree_flatten(result)
     # Clone: a buffer may be among the results, and is restored on exit.
@@ -225,7 +225,7 @@ def find_fast_path_difference(callee: TracedCallable, call: ModelCall, run: Eage
     with callee.as_module() as module, preserve_module(callee), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
         with call_without_dynamo():
-            fast = EagerRun(*pytree.tree_flatten(module(*copy.args, **copy.kwargs)))
+            fast = EagerRun(*pytree.tree_flatten(copy.run(module)))
     return [] if _has_same_results(run, fast) else [FAST_PATH_WARNING]
 
 

@@ -13,6 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, saved_tensors_hooks
 
+from clika_ref.capture.caches import run_with_caches
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.eager import isolate_writes, preserve_module
 from clika_ref.capture.inputs import ModelCall
@@ -87,7 +88,7 @@ def _find_function_calls(callee: TracedCallable, call: ModelCall) -> list[Backwa
         torch.enable_grad(),
         dropped,
     ):
-        results = pytree.tree_leaves(module(*inputs[0], **inputs[1]))
+        results = pytree.tree_leaves(run_with_caches(module, *inputs))
     waiting: list[Node | None] = [r.grad_fn for r in results if isinstance(r, torch.Tensor)]
     seen: dict[Node, None] = {}
     while waiting:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from clika_ref.capture.caches import flatten_caches, run_with_caches
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.inputs_catcher import clika_move_to_device
 from clika_ref.core.errors import ModelError
@@ -38,6 +39,10 @@ class ModelCall:
         """Return the same call on copies of its tensors, which the model may overwrite."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_tensor, (self.args, self.kwargs))
         return replace(self, args=args, kwargs=kwargs)
+
+    def run(self, function: Callable[..., Any]) -> Any:
+        """Return the result of a function of the model, with a tree in place of each cache."""
+        return run_with_caches(function, self.args, self.kwargs)
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,7 +132,7 @@ def make_call(
     if transform is not None:
         with _add_error_context("data_transform_fn", label):
             element = transform(element)
-    packed = pack_arguments(callee.parameters, convert_arrays(element, label))
+    packed = pack_arguments(callee.parameters, convert_arrays(flatten_caches(element), label))
     device = next((t.device for t in [*callee.module.parameters(), *callee.module.buffers()]), None)
     if device is not None:
         packed = ModelCall(clika_move_to_device(packed.args, device), clika_move_to_device(packed.kwargs, device))

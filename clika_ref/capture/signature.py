@@ -11,6 +11,14 @@ from typing import Any
 import sympy
 import torch
 
+from clika_ref.capture.caches import (
+    CacheKey,
+    CacheTree,
+    contains_cache_tree,
+    fill_empty,
+    flatten_caches,
+    rebuild_caches,
+)
 from clika_ref.capture.callables import spell_out_keywords
 from clika_ref.capture.dataclass_pytrees import iter_leaves_with_path, register_dataclasses
 from clika_ref.core.errors import ModelError, format_count
@@ -34,6 +42,10 @@ DICT_ARGUMENT_HINT = (
     "only that entry."
 )
 """The same for a dict, such as a batch with labels."""
+
+
+PAST, PRESENT = "past_key_values", "present"
+"""The name of a cache among the arguments of a language model, and that of a returned one in files."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +132,8 @@ class Signature:
     def __post_init__(self) -> None:
         spec = self.output_spec
         self._has_size = _contains_size(spec)
+        self.takes_caches = any(map(contains_cache_tree, self.specs))
+        self._returns_caches = contains_cache_tree(spec)
         self._is_plain_tuple = spec is not None and spec.type is tuple and all(c.is_leaf() for c in spec.children())
 
     @property
@@ -143,6 +157,8 @@ class Signature:
                 raise
             raise ModelError(f"{error}{_describe_batch(args[0], self.arguments)}") from error
         flat: list[Any] = []
+        if self.takes_caches:
+            given = self._fill_empty_caches(flatten_caches(given))
         for name, spec in zip(self.arguments, self.specs, strict=True):
             if name not in given:
                 given[name] = self._default(name)
@@ -209,7 +225,8 @@ class Signature:
             return tuple(leaves)
         if self._has_size:
             return _unflatten(iter(leaves), self.output_spec)
-        return pytree.tree_unflatten(leaves, self.output_spec)
+        result = pytree.tree_unflatten(leaves, self.output_spec)
+        return rebuild_caches(result) if self._returns_caches else result
 
     def to_arguments(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """Return leaves as a call: values by the names of their arguments."""
@@ -232,6 +249,11 @@ class Signature:
     def needs_sizes(self) -> bool:
         """Whether an output is a size expression."""
         return any(isinstance(o.value, sympy.Basic) for o in self.outputs)
+
+    def _fill_empty_caches(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments with an empty cache in place of None where the traced calls have a cache."""
+        forms = {name: s.context for name, s in zip(self.arguments, self.specs, strict=True) if s.type is CacheTree}
+        return {**given, **{name: fill_empty(given.get(name), form, given) for name, form in forms.items()}}
 
     def _default(self, name: str) -> Any:
         parameter = self.parameters.parameters.get(name)
@@ -308,8 +330,16 @@ def flatten_call(
 
 
 def leaf_names(value: Any) -> list[str]:
-    """Return the name of each leaf of a nested value: its keys, joined."""
-    return ["_".join(map(_key_text, path)) for path, _ in iter_leaves_with_path(value)]
+    """Return the name of each leaf of a nested value: its keys, joined; ``present.0.key`` for those of a cache."""
+    return ["_".join(_join_cache_key([*map(_key_text, path)], path)) for path, _ in iter_leaves_with_path(value)]
+
+
+def _join_cache_key(texts: list[str], path: tuple[Any, ...]) -> list[str]:
+    if not path or not isinstance(path[-1], CacheKey):
+        return texts
+    *outer, key = texts
+    prefixes = [PRESENT if text == PAST else text for text in outer] or [PRESENT]
+    return [f"{'_'.join(prefixes)}.{key}"]
 
 
 def _contains_size(spec: pytree.TreeSpec | None) -> bool:
@@ -351,8 +381,10 @@ def _describe_structure(spec: pytree.TreeSpec) -> str:
     """Return the structure of a nested value in words, for example ``a list of 2 values``."""
     if spec.is_leaf():
         return "one value"
-    name = getattr(spec.type, "__name__", str(spec.type))
     children = spec.children()
+    if spec.type is CacheTree:
+        return f"a {CacheTree(spec.context, ()).label} of {format_count(len(children), 'value')}"
+    name = getattr(spec.type, "__name__", str(spec.type))
     if not children:
         return f"an empty {name}"
     if issubclass(spec.type, dict):

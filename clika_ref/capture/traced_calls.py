@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from clika_ref.capture.caches import CacheTree, contains_cache_tree, fill_empty_caches
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.dataclass_pytrees import iter_leaves_with_path
 from clika_ref.capture.dimensions import InputComparison, InputDim, compare_inputs
 from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.signature import LIST_ARGUMENT_HINT, as_call, flatten_call, nest
+from clika_ref.capture.signature import LIST_ARGUMENT_HINT, as_call, bind, flatten_call, nest
+from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ModelError
 from clika_ref.torch_internals.trees import get_node_type, pytree
 
@@ -53,7 +55,9 @@ class TracedCalls:
     @property
     def traceable_callee(self) -> TracedCallable:
         """The callable to pass to tracers."""
-        return self.callee.with_explicit_arguments(self.arguments)
+        explicit = self.callee.with_explicit_arguments(self.arguments)
+        specs = (*self.specs, *(run.structure for run in self.expected))
+        return explicit.with_cache_trees() if any(map(contains_cache_tree, specs)) else explicit
 
     def with_static_dims(self, dims: Collection[InputDim]) -> TracedCalls:
         """Return the calls with some dims static, at the size of the leaves that a trace gets."""
@@ -99,6 +103,7 @@ def flatten_calls(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic
     Raises:
         ModelError: the structures differ, or eager itself fails on an input.
     """
+    given, calls = calls, _fill_empty_caches(callee, calls)
     flat = [_flatten(callee, call) for call in calls]
     arguments, specs, names, _ = flat[0]
     for call, other in zip(calls[1:], flat[1:], strict=True):
@@ -110,7 +115,42 @@ def flatten_calls(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic
             )
     comparison = compare_inputs(names, [leaves for *_, leaves in flat], [call.label for call in calls], dynamic=dynamic)
     runs = [_run_original(callee, call, leaves) for call, (*_, leaves) in zip(calls, flat, strict=True)]
+    for before, call, run in zip(given, calls, runs, strict=True):
+        if call is not before:
+            _check_filled_cache(callee, before, run)
     return TracedCalls(callee, comparison, arguments, specs, runs)
+
+
+def _fill_empty_caches(callee: TracedCallable, calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
+    """Return calls with an empty cache in place of None where others have a filled one."""
+    if not any(isinstance(value, CacheTree) for call in calls for value in (*call.args, *call.kwargs.values())):
+        return calls
+    given = [bind(callee.parameters, call.args, call.kwargs) for call in calls]
+    filled = fill_empty_caches(given)
+    return [
+        call if all(after[name] is before.get(name) for name in after) else _replace_arguments(callee, call, after)
+        for call, before, after in zip(calls, given, filled, strict=True)
+    ]
+
+
+def _replace_arguments(callee: TracedCallable, call: ModelCall, given: dict[str, Any]) -> ModelCall:
+    args, kwargs = as_call(callee.parameters, given)
+    return replace(call, args=args, kwargs=kwargs)
+
+
+def _check_filled_cache(callee: TracedCallable, call: ModelCall, run: EagerRun) -> None:
+    """Check that a model returns the same results for a call without a cache as with an empty one.
+
+    Raises:
+        ModelError: they differ.
+    """
+    expected = run_eager(callee, call)
+    tensors = [[x for x in r.leaves if isinstance(x, torch.Tensor)] for r in (expected, run)]
+    if len(tensors[0]) != len(tensors[1]) or describe_differences(tensors[0], tensors[1]):
+        raise ModelError(
+            f"{callee.name} returns other results for {call.label}, which has no cache, than with an empty cache, as "
+            "one graph for all calls needs. Compile the first call and the following ones separately."
+        )
 
 
 def _flatten(
@@ -169,6 +209,6 @@ def _run_original(callee: TracedCallable, call: ModelCall, leaves: Sequence[Any]
                 "torch.utils._pytree.register_pytree_node."
             )
             if type(leaf).__name__.endswith("Cache"):
-                msg += " For models of transformers, set model.config.use_cache = False, so that they return no cache."
+                msg += " Caches are supported if they derive from the class Cache of transformers."
             raise ModelError(msg)
     return run

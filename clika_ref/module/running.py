@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.capture.caches import update_caches
 from clika_ref.capture.origins import user_stacklevel
 from clika_ref.capture.surrounding_autocast import outside_autocast, surrounding_autocast
 from clika_ref.compiled.state import (
@@ -50,7 +51,9 @@ def call(module: CompiledModule, args: tuple[Any, ...], kwargs: Mapping[str, Any
     Raises:
         ModelError: the arguments do not match the graph.
     """
-    return call_with_leaves(module, module.clika_state.signature.flatten(args, kwargs))
+    signature = module.clika_state.signature
+    result = call_with_leaves(module, signature.flatten(args, kwargs))
+    return update_caches((args, kwargs), result) if signature.takes_caches else result
 
 
 def call_with_leaves(module: CompiledModule, leaves: Sequence[Any]) -> Any:

@@ -381,7 +381,7 @@ def test_clika_compile_object_in_result_rejected():
         r"return_cache returns a Cache \(result\['states'\]\[1\]\), but its tensors are not known to PyTorch. "
         r"Return tensors in tuples, lists, dicts or dataclasses, or register the class with "
         r"torch.utils._pytree.register_pytree_node. "
-        r"For models of transformers, set model.config.use_cache = False"
+        r"Caches are supported if they derive from the class Cache of transformers."
     )
 
     def return_cache(x):

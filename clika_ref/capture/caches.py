@@ -1,0 +1,287 @@
+"""Caches of transformers as pytrees: a call gets and returns their tensors, layer by layer, under the usual names.
+
+Nothing is registered for the classes of transformers: a cache becomes a `CacheTree`, and is rebuilt for the model.
+This module alone knows their attributes; its tests name the version that moved one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.trees import pytree
+
+MODULE, BASE_CLASS = "transformers.cache_utils", "Cache"
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "layers": (),
+    "keys": ("key",),
+    "values": ("value",),
+    "conv_states": ("conv",),
+    "recurrent_states": ("recurrent",),
+    "self_attention_cache": ("decoder",),
+    "cross_attention_cache": ("encoder",),
+}
+"""Parts of the names of leaves, by attribute; others keep their names."""
+
+LENGTHS = frozenset({"cumulative_length", "cumulative_length_int"})
+"""Attributes that count the positions seen."""
+
+GROWING = frozenset({"keys", "values"})
+"""Attributes whose tensors grow along dim -2, except in layers of a maximum length."""
+
+MAX_LENGTH = "max_cache_len"
+"""The attribute of layers whose tensors have one length."""
+
+DERIVED: Mapping[str, Callable[[Any], Any]] = {
+    "dtype": lambda layer: getattr(_find_tensor(layer), "dtype", None),
+    "device": lambda layer: getattr(_find_tensor(layer), "device", None),
+    "batch_size": lambda layer: layer.keys.shape[0],
+    "num_heads": lambda layer: layer.keys.shape[1],
+    "k_head_dim": lambda layer: layer.keys.shape[-1],
+    "v_head_dim": lambda layer: layer.values.shape[-1],
+    "_sliding_window_tensor": lambda layer: torch.tensor(layer.sliding_window),
+}
+"""Attributes of a layer that follow from its others."""
+
+FIXED_TYPES = bool | int | float | str | None
+"""Types of attributes that are part of the structure of a cache."""
+
+
+class CacheKey(pytree.MappingKey[str, Any]):
+    """The key of a leaf among those of a cache, such as ``0.key``."""
+
+
+class CacheTree:
+    """A cache as a node of pytrees.
+
+    Attributes:
+        structure: its class and its attributes as JSON, with the name, dtype and static sizes of each leaf.
+        leaves: its tensors and lengths.
+    """
+
+    def __init__(self, structure: str, leaves: Iterable[Any]) -> None:
+        self.structure = structure
+        self.leaves = [*leaves]
+
+    @classmethod
+    def of(cls, cache: Any) -> CacheTree:
+        """Describe a cache.
+
+        Raises:
+            ModelError: it has an attribute that no graph can hold.
+        """
+        leaves: list[Any] = []
+        return cls(json.dumps(_describe(cache, (), leaves)), leaves)
+
+    @classmethod
+    def empty(cls, structure: str, batch: int, device: torch.device) -> CacheTree:
+        """Return the tree of a cache that has seen no positions."""
+        leaves = [
+            torch.zeros([batch if n is None else n for n in empty], dtype=getattr(torch, dtype), device=device)
+            if dtype
+            else 0
+            for empty, dtype in ((leaf["empty"], leaf["dtype"]) for leaf in _list_leaves(json.loads(structure)))
+        ]
+        return cls(structure, leaves)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each leaf."""
+        return [leaf["leaf"] for leaf in _list_leaves(json.loads(self.structure))]
+
+    @property
+    def label(self) -> str:
+        """The name of the class."""
+        return json.loads(self.structure)["object"].rpartition(":")[2]
+
+    def rebuild(self) -> Any:
+        """Return a cache of the same class with the leaves."""
+        return _rebuild(json.loads(self.structure), iter(self.leaves))
+
+
+def _list_with_keys(tree: CacheTree) -> tuple[list[tuple[Any, Any]], str]:
+    return [(CacheKey(name), leaf) for name, leaf in zip(tree.names, tree.leaves, strict=True)], tree.structure
+
+
+pytree.register_pytree_node(
+    CacheTree,
+    lambda tree: (tree.leaves, tree.structure),
+    lambda leaves, structure: CacheTree(structure, leaves),
+    serialized_type_name=f"{CacheTree.__module__}.{CacheTree.__qualname__}",
+    flatten_with_keys_fn=_list_with_keys,
+)
+
+
+def is_cache(value: Any) -> bool:
+    """Whether a value is a cache of transformers."""
+    return any(c.__name__ == BASE_CLASS and c.__module__ == MODULE for c in type(value).__mro__)
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, CacheTree)
+
+
+def flatten_caches(value: Any) -> Any:
+    """Return a nested value with a `CacheTree` in place of each cache."""
+    if not any(map(is_cache, pytree.tree_leaves(value, is_leaf=is_cache))):
+        return value
+    return pytree.tree_map(lambda v: CacheTree.of(v) if is_cache(v) else v, value, is_leaf=is_cache)
+
+
+def rebuild_caches(value: Any) -> Any:
+    """Return a nested value with a cache in place of each `CacheTree`; the inverse of `flatten_caches`."""
+    if not any(map(_is_tree, pytree.tree_leaves(value, is_leaf=_is_tree))):
+        return value
+    return pytree.tree_map(lambda v: v.rebuild() if _is_tree(v) else v, value, is_leaf=_is_tree)
+
+
+def run_with_caches(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function with caches in place of trees, and return its result with trees in place of caches."""
+    args, kwargs = rebuild_caches((args, kwargs))
+    return flatten_caches(function(*args, **kwargs))
+
+
+def update_caches(given: Any, result: Any) -> Any:
+    """Return a result with the caches of the call, updated, in place of those of the result: a model returns these.
+
+    Args:
+        given: the arguments of the call.
+        result: the result, with new caches.
+    """
+    waiting = [v for v in pytree.tree_leaves(given, is_leaf=is_cache) if is_cache(v)]
+
+    def update(new: Any) -> Any:
+        old = next((v for v in waiting if type(v) is type(new)), None) if is_cache(new) else None
+        if old is None:
+            return new
+        waiting[:] = [v for v in waiting if v is not old]
+        vars(old).clear()
+        vars(old).update(vars(new))
+        return old
+
+    return pytree.tree_map(update, result, is_leaf=is_cache) if waiting else result
+
+
+def fill_empty_caches(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the arguments of calls with an empty cache of the same form where others have a filled one.
+
+    Models accept None or a cache without tensors in the first call, whose structure differs.
+    """
+    filled = [dict(call) for call in calls]
+    forms = {name: v.structure for call in filled for name, v in call.items() if _is_tree(v) and v.leaves}
+    for call in filled:
+        call.update({name: fill_empty(call.get(name), form, call) for name, form in forms.items()})
+    return filled
+
+
+def fill_empty(value: Any, structure: str, call: Mapping[str, Any]) -> Any:
+    """Return a value, or an empty cache in place of None and of a cache without tensors.
+
+    Args:
+        value: an argument of a call.
+        structure: that of a filled cache.
+        call: all arguments; their first tensor has the size of the batch.
+    """
+    if value is not None and not (_is_tree(value) and not value.leaves):
+        return value
+    first = next((x for x in pytree.tree_leaves(dict(call)) if isinstance(x, torch.Tensor) and x.ndim), None)
+    if first is None:
+        return value
+    return CacheTree.empty(structure, first.shape[0], first.device)
+
+
+def contains_cache_tree(spec: pytree.TreeSpec | None) -> bool:
+    """Whether a structure contains a `CacheTree`."""
+    return spec is not None and (spec.type is CacheTree or any(map(contains_cache_tree, spec.children())))
+
+
+def _describe(value: Any, path: tuple[str, ...], leaves: list[Any]) -> Any:
+    """Return a cache, a layer, or an attribute of these as JSON, and collect its leaves."""
+    if isinstance(value, torch.Tensor | torch.SymInt):
+        return _describe_leaf(value, path, leaves)
+    if isinstance(value, FIXED_TYPES):
+        return value
+    if isinstance(value, type):
+        return {"class": f"{value.__module__}:{value.__qualname__}"}
+    if isinstance(value, list):
+        return [_describe(item, (*path, str(index)), leaves) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {"dict": [[key, _describe(item, (*path, str(key)), leaves)] for key, item in value.items()]}
+    if not hasattr(value, "__dict__"):
+        raise ModelError(
+            f"a cache has {'.'.join(path)}, a {type(value).__name__}, which no input of a graph can hold. Use a "
+            "DynamicCache or a StaticCache."
+        )
+    grows = MAX_LENGTH not in vars(value)
+    entries: dict[str, Any] = {}
+    for name, item in vars(value).items():
+        inner = (*path, *PARTS.get(name, (name,)))
+        if name in DERIVED:
+            entries[name] = None
+        elif name in LENGTHS and isinstance(item, int):
+            entries[name] = _describe_leaf(item, inner, leaves)
+        else:
+            entries[name] = _describe(item, inner, leaves)
+            if grows and name in GROWING and entries[name] is not None:
+                entries[name]["empty"][-2] = 0
+    return {"object": f"{type(value).__module__}:{type(value).__qualname__}", "attributes": entries}
+
+
+def _describe_leaf(value: Any, path: tuple[str, ...], leaves: list[Any]) -> dict[str, Any]:
+    leaves.append(value)
+    if path[0] in {"decoder", "encoder"}:  # Optimum's order: the layer first
+        path = (path[1], path[0], *path[2:])
+    described = {"leaf": ".".join(path), "dtype": "", "empty": list[Any]()}
+    if isinstance(value, torch.Tensor):
+        described["dtype"] = str(value.dtype).removeprefix("torch.")
+        described["empty"] = [n if dim and isinstance(n, int) else None for dim, n in enumerate(value.shape)]
+    return described
+
+
+def _list_leaves(structure: Any) -> list[dict[str, Any]]:
+    """Return the leaves of a structure in JSON, in order."""
+    if isinstance(structure, dict):
+        if "leaf" in structure:
+            return [structure]
+        structure = [*structure.values()]
+    return [leaf for part in structure for leaf in _list_leaves(part)] if isinstance(structure, list) else []
+
+
+def _rebuild(structure: Any, leaves: Iterator[Any]) -> Any:
+    """Return what a structure in JSON describes, with leaves in order."""
+    if isinstance(structure, list):
+        return [_rebuild(part, leaves) for part in structure]
+    if not isinstance(structure, dict):
+        return structure
+    if "leaf" in structure:
+        return next(leaves)
+    if "class" in structure:
+        return _load_class(structure["class"])
+    if "dict" in structure:
+        return {key: _rebuild(part, leaves) for key, part in structure["dict"]}
+    cls = _load_class(structure["object"])
+    value = cls.__new__(cls)
+    described = structure["attributes"]
+    vars(value).update({name: _rebuild(part, leaves) for name, part in described.items()})
+    vars(value).update({name: DERIVED[name](value) for name in described if name in DERIVED})
+    return value
+
+
+def _load_class(name: str) -> Any:
+    module, _, qualified = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in qualified.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _find_tensor(layer: Any) -> torch.Tensor | None:
+    """Return a tensor of a layer; None before the layer holds any."""
+    parts = [part for value in vars(layer).values() for part in (value.values() if type(value) is dict else [value])]
+    return next((part for part in parts if isinstance(part, torch.Tensor) and part.ndim), None)

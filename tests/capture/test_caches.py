@@ -1,0 +1,235 @@
+"""Caches of transformers as arguments and results: one graph serves the first call and the following ones."""
+
+import copy
+
+import onnx
+import pytest
+import torch
+import transformers
+from onnx_sessions import open_session
+from torch.utils import _pytree as pytree
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache, cache_utils
+
+from clika_ref import ClikaModule, ModelError, clika_compile
+from clika_ref.capture.caches import DERIVED, LENGTHS, CacheTree
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+def build_llama():
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+
+
+def build_gpt2():
+    torch.manual_seed(0)
+    tokens = {"bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=64, **tokens)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def build_t5():
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def make_ids(batch, length):
+    return torch.randint(64, (batch, length), generator=torch.Generator().manual_seed(batch + length))
+
+
+def make_static(model, batch):
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    cache.early_initialization(batch_size=batch, num_heads=2, head_dim=4, dtype=torch.float32, device="cpu")
+    return cache
+
+
+def make_dynamic(model, _):
+    return DynamicCache(config=model.config)
+
+
+def fill(model, cache, batch, length):
+    """Return a cache that has seen some positions."""
+    with torch.no_grad():
+        model(make_ids(batch, length), past_key_values=cache)
+    return cache
+
+
+def compile_decoder(model, make=make_dynamic, first=None):
+    later = fill(model, make(model, 1), 1, 7)
+    inputs = [
+        {"input_ids": make_ids(2, 3), "past_key_values": first},
+        {"input_ids": make_ids(1, 4), "past_key_values": later},
+    ]
+    return clika_compile(copy.deepcopy(model), tracing_inputs=inputs)
+
+
+@pytest.mark.parametrize("make", [make_dynamic, make_static])
+def test_cache_updated_as_by_eager(make):
+    """Logits, and the tensors of the cache that was passed, equal eager for batches and lengths never traced."""
+    model = build_llama()
+    module = compile_decoder(model, make, make(model, 2))
+    for batch, seen, length in ((1, 0, 5), (1, 3, 1), (3, 9, 2)):
+        cache = fill(model, make(model, batch), batch, seen) if seen else make(model, batch)
+        passed, ids = copy.deepcopy(cache), make_ids(batch, length)
+        with torch.no_grad():
+            expected = model(ids, past_key_values=cache)
+            found = module(input_ids=ids, past_key_values=passed)
+        assert found.past_key_values is passed
+        assert type(passed) is type(cache)
+        assert int(passed.get_seq_length()) == seen + length
+        torch.testing.assert_close(found.logits, expected.logits)
+        for own, layer in zip(passed.layers, cache.layers, strict=True):
+            torch.testing.assert_close((own.keys, own.values), (layer.keys, layer.values))
+
+
+def generate(run, length):
+    """Return the tokens that a model, a compiled module or a session finds, each the most probable one."""
+    ids, past, tokens = make_ids(1, 5), None, []
+    for _ in range(length):
+        logits, past = run(ids, past)
+        ids = logits[:, -1:].argmax(-1)
+        tokens.append(int(ids))
+    return tokens
+
+
+def make_step(model):
+    def run(ids, past):
+        with torch.no_grad():
+            found = model(input_ids=ids, past_key_values=past)
+        return found.logits, found.past_key_values
+
+    return run
+
+
+def make_file_step(path, empty):
+    """Return a step that runs a file, and passes each ``present`` tensor as ``past_key_values`` of the next one."""
+    session = open_session(path)
+    names = [output.name for output in session.get_outputs()]
+
+    def run(ids, past):
+        feed = {"input_ids": ids.numpy(), **(past or empty)}
+        results = dict(zip(names, session.run(None, feed), strict=True))
+        logits = torch.from_numpy(results.pop("logits"))
+        return logits, {name.replace("present", "past_key_values"): x for name, x in results.items()}
+
+    return run
+
+
+@pytest.mark.parametrize("build", [build_llama, build_gpt2])
+def test_generated_tokens_equal_eager(build, tmp_path):
+    """The first call gets no cache, and later ones that of the call before, in the module and in the file."""
+    model, path = build(), tmp_path / "model.onnx"
+    module = compile_decoder(model)
+    expected = generate(make_step(model), 24)
+    assert generate(make_step(module), 24) == expected
+    module.clika_export(path)
+    head = (0, 2, 0, 8) if build is build_gpt2 else (0, 2, 0, 4)
+    empty = torch.zeros(1, *head[1:]).numpy()
+    names = [f"{layer}.{part}" for layer in range(2) for part in ("key", "value")]
+    graph = onnx.load(path).graph
+    assert [i.name for i in graph.input] == ["input_ids", *(f"past_key_values.{name}" for name in names)]
+    assert [o.name for o in graph.output] == ["logits", *(f"present.{name}" for name in names)]
+    assert generate(make_file_step(path, {f"past_key_values.{name}": empty for name in names}), 24) == expected
+
+
+def test_cache_of_encoder_and_decoder(tmp_path):
+    """Both parts of an ``EncoderDecoderCache`` are inputs, under the usual names."""
+    model = build_t5()
+
+    def make_call(batch, seen, length):
+        state = torch.randn(batch, 6, 16, generator=torch.Generator().manual_seed(seen))
+        cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+        given = {"encoder_outputs": (state,), "past_key_values": cache}
+        with torch.no_grad():
+            model(**given, decoder_input_ids=make_ids(batch, seen))
+        return {**given, "decoder_input_ids": make_ids(batch, length)}
+
+    module = clika_compile(copy.deepcopy(model), tracing_inputs=[make_call(2, 3, 1), make_call(1, 5, 2)])
+    call = make_call(3, 4, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(module(**copy.deepcopy(call)).logits, model(**call).logits)
+    module.clika_export(tmp_path / "model.onnx")
+    names = [i.name for i in onnx.load(tmp_path / "model.onnx").graph.input]
+    parts = [f"past_key_values.0.{part}.{leaf}" for part in ("decoder", "encoder") for leaf in ("key", "value")]
+    assert names == ["decoder_input_ids", "encoder_outputs.0", *parts]
+
+
+def test_first_call_without_cache_that_differs_rejected():
+    """The first call of T5 computes what later ones read from the cache: no graph of later ones serves it."""
+    model = build_t5()
+    state, ids = torch.randn(2, 6, 16), make_ids(2, 2)
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    with torch.no_grad():
+        model(encoder_outputs=(state,), decoder_input_ids=ids, past_key_values=cache)
+    calls = [{"encoder_outputs": (state,), "decoder_input_ids": ids, "past_key_values": past} for past in (None, cache)]
+    with pytest.raises(ModelError, match=r"other results for tracing input 1, which has no cache, than with an empty"):
+        clika_compile(model, tracing_inputs=calls)
+
+
+def test_classes_of_transformers_stay_unregistered():
+    """Nothing is registered for a cache, and a registration of the user's is neither used nor changed."""
+    model = build_llama()
+    compile_decoder(model)
+    assert DynamicCache not in pytree.SUPPORTED_NODES
+    pytree.register_pytree_node(DynamicCache, lambda cache: ([], cache), lambda _, cache: cache)
+    try:
+        module = compile_decoder(model)
+        found = module(input_ids=make_ids(1, 2), past_key_values=fill(model, make_dynamic(model, 1), 1, 2))
+        assert int(found.past_key_values.get_seq_length()) == 4
+    finally:
+        pytree._deregister_pytree_node(DynamicCache)
+
+
+def test_saved_module_takes_and_returns_caches(tmp_path):
+    """A loaded module takes a cache, or none in the first call."""
+    model = build_llama()
+    module = compile_decoder(model)
+    module.clika_save(tmp_path / "model.clika")
+    loaded = ClikaModule.clika_load(tmp_path / "model.clika")
+    assert generate(make_step(loaded), 8) == generate(make_step(model), 8)
+
+
+def test_cache_of_other_form_rejected():
+    """A cache of another class is named."""
+    model = build_llama()
+    module = compile_decoder(model)
+    static = fill(model, make_static(model, 1), 1, 2)
+    with pytest.raises(ModelError, match=r"'past_key_values' is a StaticCache of 6 values, but the model was compiled"):
+        module(input_ids=make_ids(1, 1), past_key_values=static)
+
+
+def test_cache_with_unknown_attribute_rejected():
+    """A cache with an attribute that no graph can hold is rejected by the name of the attribute."""
+    model = build_llama()
+    cache = fill(model, make_dynamic(model, 1), 1, 2)
+    cache.layers[1].lock = memoryview(b"")
+    with pytest.raises(ModelError, match=r"a cache has 1\.lock, a memoryview, which no input of a graph can hold"):
+        clika_compile(model, tracing_inputs=[{"input_ids": make_ids(1, 1), "past_key_values": cache}])
+
+
+def test_attributes_of_layers_known():
+    """The attributes that a rebuilt layer derives, and those that count positions, are those of transformers 5."""
+    x = torch.zeros(1, 2, 3, 4)
+    layers = [cache_utils.DynamicSlidingWindowLayer(4), cache_utils.StaticSlidingWindowLayer(8, 4)]
+    for layer in layers:
+        layer.update(x, x)
+    known = {name for layer in layers for name in vars(layer)}
+    assert known >= {*DERIVED, *LENGTHS}, transformers.__version__
+    for layer in layers:
+        cache = cache_utils.Cache(layers=[layer])
+        rebuilt = CacheTree.of(cache).rebuild().layers[0]
+        assert vars(rebuilt).keys() == vars(layer).keys()
+        assert all(
+            torch.equal(torch.as_tensor(vars(rebuilt)[n]), torch.as_tensor(vars(layer)[n]))
+            for n in LENGTHS & vars(layer).keys()
+        )
