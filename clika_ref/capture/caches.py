@@ -6,13 +6,16 @@ This module alone knows their attributes; its tests name the version that moved 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 from clika_ref.core.errors import ModelError
 from clika_ref.torch_internals.trees import pytree
 
@@ -29,8 +32,9 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 """Parts of the names of leaves, by attribute; others keep their names."""
 
-LENGTHS = frozenset({"cumulative_length", "cumulative_length_int"})
-"""Attributes that count the positions seen."""
+LENGTH_TENSOR, LENGTH_NUMBER = "cumulative_length", "cumulative_length_int"
+LENGTHS = frozenset({LENGTH_TENSOR, LENGTH_NUMBER})
+"""Attributes that count the positions seen. Layers with both need the tensor only while the window is not full."""
 
 GROWING = frozenset({"keys", "values"})
 """Attributes whose tensors grow along dim -2, except in layers of a maximum length."""
@@ -91,6 +95,18 @@ class CacheTree:
         return cls(structure, leaves)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has seen no positions: it has no tensors yet."""
+        return not any(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in self.leaves)
+
+    def with_tensors(self) -> CacheTree:
+        """Return the tree with lengths as tensors, as a graph returns them."""
+        return CacheTree(
+            self.structure,
+            (x if isinstance(x, torch.Tensor) else torch.scalar_tensor(x, dtype=torch.int64) for x in self.leaves),
+        )
+
+    @property
     def names(self) -> list[str]:
         """The name of each leaf."""
         return [leaf["leaf"] for leaf in _list_leaves(json.loads(self.structure))]
@@ -144,7 +160,8 @@ def rebuild_caches(value: Any) -> Any:
 def run_with_caches(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call a function with caches in place of trees, and return its result with trees in place of caches."""
     args, kwargs = rebuild_caches((args, kwargs))
-    return flatten_caches(function(*args, **kwargs))
+    result = flatten_caches(function(*args, **kwargs))
+    return pytree.tree_map(lambda v: v.with_tensors() if _is_tree(v) else v, result, is_leaf=_is_tree)
 
 
 def update_caches(given: Any, result: Any) -> Any:
@@ -174,7 +191,7 @@ def fill_empty_caches(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     Models accept None or a cache without tensors in the first call, whose structure differs.
     """
     filled = [dict(call) for call in calls]
-    forms = {name: v.structure for call in filled for name, v in call.items() if _is_tree(v) and v.leaves}
+    forms = {name: v.structure for call in filled for name, v in call.items() if _is_tree(v) and not v.is_empty}
     for call in filled:
         call.update({name: fill_empty(call.get(name), form, call) for name, form in forms.items()})
     return filled
@@ -188,12 +205,87 @@ def fill_empty(value: Any, structure: str, call: Mapping[str, Any]) -> Any:
         structure: that of a filled cache.
         call: all arguments; their first tensor has the size of the batch.
     """
-    if value is not None and not (_is_tree(value) and not value.leaves):
+    if value is not None and not (_is_tree(value) and value.is_empty):
         return value
     first = next((x for x in pytree.tree_leaves(dict(call)) if isinstance(x, torch.Tensor) and x.ndim), None)
     if first is None:
         return value
     return CacheTree.empty(structure, first.shape[0], first.device)
+
+
+@contextlib.contextmanager
+def trace_caches() -> Iterator[None]:
+    """Replace methods of caches that branch on the number of positions seen or added, in a trace."""
+    module = sys.modules.get(MODULE)
+    methods = {} if module is None else {(getattr(module, cls), name): form for (cls, name), form in FORMS.items()}
+    with patch_attributes({key: _replace_in_this_thread(getattr(*key), form) for key, form in methods.items()}):
+        yield
+
+
+def _replace_in_this_thread(plain: Any, form: Callable[..., Any]) -> Any:
+    if isinstance(plain, property):
+        assert plain.fget is not None
+        return property(only_in_this_thread(form, plain.fget))
+    return only_in_this_thread(form, plain)
+
+
+def _measure_mask(layer: Any, query_length: Any) -> tuple[Any, Any]:
+    """Return the number of keys, and the position of the first one: a window keeps those that a later query sees."""
+    kept = layer.keys.shape[-2] if layer.is_initialized else 0
+    return kept + query_length, layer.cumulative_length - kept
+
+
+def _measure_static_mask(layer: Any, query_length: Any) -> tuple[Any, Any]:
+    seen, before = layer.cumulative_length_int, layer.max_cache_len - 1
+    return torch.sym_min(seen, before) + query_length, torch.sym_max(seen - before, 0)
+
+
+def _keep_last(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the last positions of ``x[batch, head, position, element]``: a trace fixes the length of ``-count:``."""
+    return x[:, :, torch.sym_max(x.shape[2] - count, 0) :]
+
+
+def _update_window(
+    layer: Any, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append to a window whose tensors grow up to its length; return all keys and values that a query sees."""
+    if not layer.is_initialized:
+        layer.lazy_initialization(key_states, value_states)
+    layer.cumulative_length += key_states.shape[-2]
+    keys, values = (torch.cat(x, -2) for x in ((layer.keys, key_states), (layer.values, value_states)))
+    layer.keys, layer.values = (_keep_last(x, layer.sliding_window - 1) for x in (keys, values))
+    return keys, values
+
+
+def _update_static_window(
+    layer: Any, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append to a window that is stored in tensors of constant length; return all keys and values that a query sees."""
+    if not layer.is_initialized:
+        layer.lazy_initialization(key_states, value_states)
+    seen, length = layer.cumulative_length_int, layer.max_cache_len
+    first = torch.sym_min(
+        torch.sym_max(seen - length + 1, 0), 1
+    )  # a full window has one element more than a query sees
+    positions = torch.arange(torch.sym_min(seen, length - 1), device=layer.device) + first
+    joined: list[torch.Tensor] = []
+    for stored, new in ((layer.keys, key_states), (layer.values, value_states)):
+        whole = torch.cat([stored.index_select(2, positions), new], 2)
+        kept = _keep_last(whole, length)
+        stored.copy_(torch.cat([kept, stored[:, :, kept.shape[2] :]], 2))
+        joined.append(whole)
+    layer.cumulative_length_int = seen + key_states.shape[2]
+    return joined[0], joined[1]
+
+
+FORMS: Mapping[tuple[str, str], Callable[..., Any]] = {
+    ("DynamicSlidingWindowLayer", "get_mask_sizes"): _measure_mask,
+    ("DynamicSlidingWindowLayer", "update"): _update_window,
+    ("StaticSlidingWindowLayer", "get_mask_sizes"): _measure_static_mask,
+    ("StaticSlidingWindowLayer", "update"): _update_static_window,
+    ("Cache", "is_compileable"): lambda _: False,  # whether masks are made as for one token: a graph makes them all
+}
+"""Methods and properties by class and name, and the form of each, without branches."""
 
 
 def contains_cache_tree(spec: pytree.TreeSpec | None) -> bool:
@@ -222,7 +314,7 @@ def _describe(value: Any, path: tuple[str, ...], leaves: list[Any]) -> Any:
     entries: dict[str, Any] = {}
     for name, item in vars(value).items():
         inner = (*path, *PARTS.get(name, (name,)))
-        if name in DERIVED:
+        if name in DERIVED or (name == LENGTH_TENSOR and LENGTH_NUMBER in vars(value)):
             entries[name] = None
         elif name in LENGTHS and isinstance(item, int):
             entries[name] = _describe_leaf(item, inner, leaves)
@@ -260,7 +352,8 @@ def _rebuild(structure: Any, leaves: Iterator[Any]) -> Any:
     if not isinstance(structure, dict):
         return structure
     if "leaf" in structure:
-        return next(leaves)
+        leaf = next(leaves)
+        return leaf if structure["dtype"] or not isinstance(leaf, torch.Tensor) else int(leaf)
     if "class" in structure:
         return _load_class(structure["class"])
     if "dict" in structure:
@@ -270,6 +363,9 @@ def _rebuild(structure: Any, leaves: Iterator[Any]) -> Any:
     described = structure["attributes"]
     vars(value).update({name: _rebuild(part, leaves) for name, part in described.items()})
     vars(value).update({name: DERIVED[name](value) for name in described if name in DERIVED})
+    if LENGTH_NUMBER in described:
+        seen = torch.sym_min(getattr(value, LENGTH_NUMBER), getattr(value, MAX_LENGTH))
+        setattr(value, LENGTH_TENSOR, torch.scalar_tensor(seen, dtype=torch.int64))
     return value
 
 

@@ -20,6 +20,7 @@ from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
 from clika_ref.capture.associative_scans import trace_associative_scans
+from clika_ref.capture.caches import trace_caches
 from clika_ref.capture.derivatives import trace_derivatives
 from clika_ref.capture.eager import disable_fast_path
 from clika_ref.capture.flex_attention import trace_flex_attention
@@ -164,6 +165,7 @@ def trace(
         replace_composites(),
         keep_dynamic_sizes(),
         trace_packed_sequences(),
+        trace_caches(),
         trace_flex_attention(),
         move_batch_dims_outside(),
         keep_mapped_dims_dynamic(),

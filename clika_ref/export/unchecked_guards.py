@@ -55,7 +55,13 @@ def _describe_computed_sizes(graph: Graph, guards: list[Guard]) -> Iterator[str]
 def find_unchecked_guards(graph: Graph) -> list[Guard]:
     """Return the guards of a graph, except those that hold whenever no dim is 0."""
     found = {g.relation: g for g in map(_simplify, graph.guards)}
-    return [g for g in found.values() if not _is_always_met(graph, g) and not _is_implied(g, found)]
+    signs: dict[Any, Any] = {}
+    for symbol in graph.symbols.values():
+        if symbol.source.dim is not None:
+            signs[symbol.expr] = sympy.Dummy(integer=True, nonnegative=True) + 1
+        elif sympy.Ge(symbol.expr, 0) in found:
+            signs[symbol.expr] = sympy.Dummy(integer=True, nonnegative=True)
+    return [g for g in found.values() if not _is_always_met(g, signs) and not _is_implied(g, found)]
 
 
 def _simplify(guard: Guard) -> Guard:
@@ -76,16 +82,21 @@ def _is_implied(guard: Guard, found: dict[sympy.Basic, Guard]) -> bool:
     return isinstance(guard.relation, sympy.Or) and any(choice in found for choice in guard.relation.args)
 
 
-def _is_always_met(graph: Graph, guard: Guard) -> bool:
-    """Whether a guard holds for all dims of at least 1, as far as this can be decided."""
-    positive_dims = {
-        s.expr: sympy.Dummy(integer=True, nonnegative=True) + 1
-        for s in graph.symbols.values()
-        if s.source.dim is not None
-    }
-    relation: Any = guard.relation.xreplace(positive_dims)
+def _is_always_met(guard: Guard, signs: dict[Any, Any]) -> bool:
+    """Whether a guard holds for all dims of at least 1, as far as this can be decided.
+
+    Args:
+        guard: the guard.
+        signs: symbols, and an expression for each that sympy knows to be positive or not negative.
+    """
+    if isinstance(guard.relation, sympy.Ge) and guard.relation.lhs in signs and guard.relation.rhs == 0:
+        return signs[guard.relation.lhs].is_positive  # the guard that states the sign itself
+    relation: Any = guard.relation.xreplace(signs)
     if relation in (sympy.true, sympy.false):
         return relation is sympy.true
+    if isinstance(relation, sympy.Ne):
+        gap = sympy.expand(relation.lhs - relation.rhs)
+        return bool(gap.is_positive or gap.is_negative)
     if not isinstance(relation, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
         return False
     ends: tuple[Any, Any] = relation.gts, relation.lts

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -67,7 +68,7 @@ def fill(model, cache, batch, length):
 def compile_decoder(model, make=make_dynamic, first=None):
     later = fill(model, make(model, 1), 1, 7)
     inputs = [
-        {"input_ids": make_ids(2, 3), "past_key_values": first},
+        {"input_ids": make_ids(2, 1), "past_key_values": first},
         {"input_ids": make_ids(1, 4), "past_key_values": later},
     ]
     return clika_compile(copy.deepcopy(model), tracing_inputs=inputs)
@@ -92,6 +93,33 @@ def test_cache_updated_as_by_eager(make):
             torch.testing.assert_close((own.keys, own.values), (layer.keys, layer.values))
 
 
+WINDOW = 8
+
+
+def build_gemma():
+    """Return a model with a layer that sees the last positions only, and one that sees all."""
+    torch.manual_seed(0)
+    kinds = ["sliding_attention", "full_attention"]
+    config = transformers.Gemma3TextConfig(**SIZES, head_dim=4, sliding_window=WINDOW, layer_types=kinds)
+    return transformers.Gemma3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [make_dynamic, make_static])
+def test_sliding_window_crossed(make):
+    """One graph serves prompts and chunks that end before, at and beyond the window, from any position."""
+    model = build_gemma()
+    module = compile_decoder(model, make, make(model, 2))
+    for chunks in ((7, 1, 1), (8, 1), (9, 1), (3, 4, 2, 9), (1, 15)):
+        expected, found = make(model, 2), make(model, 2)
+        for number, length in enumerate(chunks):
+            ids = make_ids(2, length + number)[:, :length]
+            with torch.no_grad():
+                logits = model(ids, past_key_values=expected).logits
+                torch.testing.assert_close(module(input_ids=ids, past_key_values=found).logits, logits)
+            for own, layer in zip(found.layers, expected.layers, strict=True):
+                torch.testing.assert_close((own.keys, own.values), (layer.keys, layer.values))
+
+
 def generate(run, length):
     """Return the tokens that a model, a compiled module or a session finds, each the most probable one."""
     ids, past, tokens = make_ids(1, 5), None, []
@@ -111,10 +139,16 @@ def make_step(model):
     return run
 
 
-def make_file_step(path, empty):
-    """Return a step that runs a file, and passes each ``present`` tensor as ``past_key_values`` of the next one."""
+def make_file_step(path):
+    """Return a step that runs a file, and passes each ``present`` value as ``past_key_values`` of the next one."""
     session = open_session(path)
     names = [output.name for output in session.get_outputs()]
+    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+    shapes = {
+        i.name: [1, *(0 if isinstance(n, str) else n for n in i.shape[1:])] if i.shape else []
+        for i in session.get_inputs()
+    }
+    empty = {i.name: np.zeros(shapes[i.name], kinds[i.type]) for i in session.get_inputs() if i.name != "input_ids"}
 
     def run(ids, past):
         feed = {"input_ids": ids.numpy(), **(past or empty)}
@@ -125,7 +159,7 @@ def make_file_step(path, empty):
     return run
 
 
-@pytest.mark.parametrize("build", [build_llama, build_gpt2])
+@pytest.mark.parametrize("build", [build_llama, build_gpt2, build_gemma])
 def test_generated_tokens_equal_eager(build, tmp_path):
     """The first call gets no cache, and later ones that of the call before, in the module and in the file."""
     model, path = build(), tmp_path / "model.onnx"
@@ -133,13 +167,12 @@ def test_generated_tokens_equal_eager(build, tmp_path):
     expected = generate(make_step(model), 24)
     assert generate(make_step(module), 24) == expected
     module.clika_export(path)
-    head = (0, 2, 0, 8) if build is build_gpt2 else (0, 2, 0, 4)
-    empty = torch.zeros(1, *head[1:]).numpy()
-    names = [f"{layer}.{part}" for layer in range(2) for part in ("key", "value")]
     graph = onnx.load(path).graph
-    assert [i.name for i in graph.input] == ["input_ids", *(f"past_key_values.{name}" for name in names)]
-    assert [o.name for o in graph.output] == ["logits", *(f"present.{name}" for name in names)]
-    assert generate(make_file_step(path, {f"past_key_values.{name}": empty for name in names}), 24) == expected
+    counted = ["0.cumulative_length"] if build is build_gemma else []
+    names = sorted([f"{layer}.{part}" for layer in range(2) for part in ("key", "value")] + counted)
+    assert {i.name for i in graph.input} == {"input_ids", *(f"past_key_values.{name}" for name in names)}
+    assert {o.name for o in graph.output} >= {"logits", *(f"present.{name}" for name in names if name not in counted)}
+    assert generate(make_file_step(path), 24) == expected
 
 
 def test_cache_of_encoder_and_decoder(tmp_path):
