@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import sympy
 
@@ -90,12 +90,13 @@ def _is_always_met(guard: Guard, signs: dict[Any, Any]) -> bool:
         signs: symbols, and an expression for each that sympy knows to be positive or not negative.
     """
     if isinstance(guard.relation, sympy.Ge) and guard.relation.lhs in signs and guard.relation.rhs == 0:
-        return signs[guard.relation.lhs].is_positive  # the guard that states the sign itself
+        return bool(signs[guard.relation.lhs].is_positive)  # the guard that states the sign itself
     relation: Any = guard.relation.xreplace(signs)
     if relation in (sympy.true, sympy.false):
         return relation is sympy.true
     if isinstance(relation, sympy.Ne):
-        gap = sympy.expand(relation.lhs - relation.rhs)
+        lhs, rhs = (cast("Any", part) for part in relation.args)
+        gap = sympy.expand(lhs - rhs)
         return bool(gap.is_positive or gap.is_negative)
     if not isinstance(relation, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
         return False
