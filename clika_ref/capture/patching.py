@@ -59,7 +59,7 @@ class _NameIndex:
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         self._functions = {id(function): function for function in functions}
-        self._modules: list[ModuleType] = []
+        self._searched: list[ModuleType] = []
         self._counts: list[int] = []
         self._names: list[list[str]] = []
         self._replacing = 0
@@ -70,14 +70,14 @@ class _NameIndex:
         modules = [m for m in [*sys.modules.values()] if type(m) is ModuleType and m is not main]  # others may import
         counts = [*map(len, map(vars, modules))]
         names = self._names
-        if modules != self._modules or counts != self._counts:
-            before = {id(m): (c, n) for m, c, n in zip(self._modules, self._counts, self._names, strict=True)}
+        if modules != self._searched or counts != self._counts:
+            before = {id(m): (c, n) for m, c, n in zip(self._searched, self._counts, self._names, strict=True)}
             known = [before.get(id(module), (None, [])) for module in modules]
             names = [
                 n if c == count else self._search(m) for m, count, (c, n) in zip(modules, counts, known, strict=True)
             ]
             if not self._replacing:  # else modules bind replacements
-                self._modules, self._counts, self._names = modules, counts, names
+                self._searched, self._counts, self._names = modules, counts, names
         holders = [
             *((m, name) for m, own in zip(modules, names, strict=True) for name in own),
             *((main, n) for n in self._search(main)),

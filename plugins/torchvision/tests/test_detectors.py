@@ -131,7 +131,6 @@ def test_masks_pasted_like_torchvision():
     )
 
 
-@pytest.mark.slow
 def test_keypoints_found_like_torchvision():
     """Keypoints found by a loop over regions are those of torchvision's loop, also in regions below one pixel."""
     heads = importlib.import_module("torchvision.models.detection.roi_heads")
