@@ -117,6 +117,61 @@ def test_forms_replace_functions_of_torchvision():
         assert operator.attrgetter(name)(owner) is plain
 
 
+@pytest.mark.parametrize("sizes", [(16, 8), (16,)], ids=["two levels", "one level"])
+def test_regions_pooled_like_torchvision(sizes):
+    """The scales of feature maps, and the regions pooled from their levels, are those of torchvision."""
+    poolers = importlib.import_module("torchvision.ops.poolers")
+    torch.manual_seed(0)
+    features = [torch.randn(2, 3, size, size) for size in sizes]
+    boxes = [torch.tensor([[1.0, 2.0, 9.0, 8.0], [0.0, 0.0, 60.0, 62.0]]), torch.tensor([[4.0, 4.0, 40.0, 44.0]])]
+    images = [(64, 64), (64, 48)]
+    found, expected = (
+        pool(features, boxes, (5, 5), 2, *setup(features, images, 32, 3))
+        for setup, pool in (
+            (
+                FORMS["torchvision.ops.poolers", "_setup_scales"],
+                FORMS["torchvision.ops.poolers", "_multiscale_roi_align"],
+            ),
+            (poolers._setup_scales, poolers._multiscale_roi_align),
+        )
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 30, 50), (3, 90, 31)], ids=["by the shorter dim", "by the longer dim"])
+def test_images_resized_and_batched_like_torchvision(shape):
+    """Images are resized and padded to one size as by torchvision."""
+    transform = importlib.import_module("torchvision.models.detection.transform")
+    torch.manual_seed(0)
+    images = [torch.rand(shape), torch.rand(3, 40, 40)]
+    limits = (20, 44)
+    resize = FORMS[f"{DETECTION}.transform", "_resize_image_and_masks"]
+    found = [resize(image, *limits)[0] for image in images]
+    expected = [transform._resize_image_and_masks(image, *map(float, limits))[0] for image in images]
+    torch.testing.assert_close(found, expected)
+    module = transform.GeneralizedRCNNTransform(*limits, [0.5] * 3, [0.5] * 3)
+    batch = FORMS[f"{DETECTION}.transform", "GeneralizedRCNNTransform.batch_images"]
+    torch.testing.assert_close(batch(module, found, 32), module.batch_images(expected, 32))
+
+
+def test_boxes_decoded_and_suppressed_like_torchvision():
+    """Offsets are applied to boxes, and boxes suppressed in each class, as by torchvision; also if there are none."""
+    utils, ops = map(importlib.import_module, ("torchvision.models.detection._utils", "torchvision.ops.boxes"))
+    torch.manual_seed(0)
+    coder = utils.BoxCoder((10.0, 10.0, 5.0, 5.0))
+    corners = torch.rand(20, 4) * 20
+    boxes = torch.cat([corners[:, :2], corners[:, :2] + corners[:, 2:] + 1], 1)
+    decode = FORMS[f"{DETECTION}._utils", "BoxCoder.decode"]
+    codes = torch.randn(20, 8)
+    torch.testing.assert_close(decode(coder, codes, [boxes]), coder.decode(codes, [boxes]))
+    assert decode(coder, codes[:0], [boxes[:0]]).shape == (0, 2, 4)
+    suppress, classes = FORMS["torchvision.ops.boxes", "batched_nms"], torch.arange(20) % 3
+    found = suppress(boxes, torch.rand(20, generator=torch.Generator().manual_seed(1)), classes, 0.3)
+    expected = ops.batched_nms(boxes, torch.rand(20, generator=torch.Generator().manual_seed(1)), classes, 0.3)
+    assert found.tolist() == expected.tolist()
+    assert 0 < len(found) < 20
+
+
 def test_masks_pasted_like_torchvision():
     """Masks resized by two products of matrices are those of torchvision's loop, also beyond the image."""
     heads = importlib.import_module("torchvision.models.detection.roi_heads")
