@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clika_ref_torchvision.kernels import use_python_kernels
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[1]
@@ -160,6 +161,7 @@ def make_dry_run(line: str) -> str:
 def run_page(blocks: Sequence[Block], folder: Path, commands: Mapping[str, str]) -> None:
     """Run the blocks of a page in a process of its own."""
     os.chdir(folder)
+    use_python_kernels()  # transformers imports torchvision
     sys.path[:0] = [str(folder / "installed"), str(folder)]  # as a new process would find what a block installs
     run = Run.begin(folder, commands)
     for block in blocks:
