@@ -2,11 +2,19 @@
 
 import pytest
 import torch
+from clika_ref_cleanup.distribute_loops import DistributeLoops
 from torch import nn
 from torch._higher_order_ops import scan
 
 from clika_ref import clika_compile
-from clika_ref.core.ir import walk
+from clika_ref.core.execution import interpret
+from clika_ref.core.inference import Builder
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph, walk
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref.core.registry import load_registry
+
+REGISTRY = load_registry()
 
 
 def randn(*shape, seed=0):
@@ -92,3 +100,17 @@ def test_distribute_loops_state_before_row_read_alone():
         rows.append(h * 2)
         h = torch.tanh(h @ WEIGHT + row)
     torch.testing.assert_close(list(module(x)), [h, torch.stack(rows)])
+
+
+@pytest.mark.parametrize("motif", DistributeLoops.motifs, ids=lambda motif: motif.__name__)
+def test_distribute_loops_motif_changes_and_keeps_results(motif):
+    """The pass changes each of its motifs, and keeps the results."""
+    graph = Graph("motif")
+    for value in motif(Builder(graph, REGISTRY.operators)):
+        graph.add_output(value)
+    verify(graph)
+    inputs = [randn(*value.type.shape) for value in graph.inputs]
+    expected, before = interpret(graph, inputs), str(graph)
+    Pipeline.of({"distribute-loops": REGISTRY.passes["distribute-loops"]}, REGISTRY.operators, Phase.CLEAN).run(graph)
+    assert str(graph) != before
+    torch.testing.assert_close(interpret(graph, inputs), expected)
