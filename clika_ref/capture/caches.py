@@ -145,23 +145,26 @@ def _is_tree(value: Any) -> bool:
 
 def flatten_caches(value: Any) -> Any:
     """Return a nested value with a `CacheTree` in place of each cache."""
-    if not any(map(is_cache, pytree.tree_leaves(value, is_leaf=is_cache))):
-        return value
-    return pytree.tree_map(lambda v: CacheTree.of(v) if is_cache(v) else v, value, is_leaf=is_cache)
+    return _replace(value, is_cache, CacheTree.of)
 
 
 def rebuild_caches(value: Any) -> Any:
     """Return a nested value with a cache in place of each `CacheTree`; the inverse of `flatten_caches`."""
-    if not any(map(_is_tree, pytree.tree_leaves(value, is_leaf=_is_tree))):
+    return _replace(value, _is_tree, CacheTree.rebuild)
+
+
+def _replace(value: Any, is_replaced: Callable[[Any], bool], replace: Callable[[Any], Any]) -> Any:
+    """Return a nested value with some parts replaced; the value itself if there are none."""
+    if not any(map(is_replaced, pytree.tree_leaves(value, is_leaf=is_replaced))):
         return value
-    return pytree.tree_map(lambda v: v.rebuild() if _is_tree(v) else v, value, is_leaf=_is_tree)
+    return pytree.tree_map(lambda part: replace(part) if is_replaced(part) else part, value, is_leaf=is_replaced)
 
 
 def run_with_caches(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call a function with caches in place of trees, and return its result with trees in place of caches."""
     args, kwargs = rebuild_caches((args, kwargs))
     result = flatten_caches(function(*args, **kwargs))
-    return pytree.tree_map(lambda v: v.with_tensors() if _is_tree(v) else v, result, is_leaf=_is_tree)
+    return _replace(result, _is_tree, CacheTree.with_tensors)
 
 
 def update_caches(given: Any, result: Any) -> Any:
