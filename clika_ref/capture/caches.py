@@ -373,10 +373,15 @@ def _rebuild(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _load_class(name: str) -> Any:
+    """Return a class of an imported module: a saved module imports nothing besides transformers' caches."""
     module, _, qualified = name.partition(":")
-    found: Any = importlib.import_module(module)
+    found: Any = importlib.import_module(MODULE) if module == MODULE else sys.modules.get(module)
     for part in qualified.split("."):
-        found = getattr(found, part)
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise ModelError(
+            f"the cache that the model was compiled for contains {name}, which is not imported. Import it."
+        )
     return found
 
 

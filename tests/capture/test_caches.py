@@ -1,6 +1,7 @@
 """Caches of transformers as arguments and results: one graph serves the first call and the following ones."""
 
 import copy
+import sys
 
 import numpy as np
 import onnx
@@ -248,6 +249,14 @@ def test_cache_with_unknown_attribute_rejected():
     cache.layers[1].lock = memoryview(b"")
     with pytest.raises(ModelError, match=r"a cache has 1\.lock, a memoryview, which no input of a graph can hold"):
         clika_compile(model, tracing_inputs=[{"input_ids": make_ids(1, 1), "past_key_values": cache}])
+
+
+def test_rebuilding_imports_no_other_module():
+    """A class of a module that is not imported is named: a file could name any module."""
+    tree = CacheTree('{"object": "antigravity:Cache", "attributes": {}}', [])
+    with pytest.raises(ModelError, match=r"contains antigravity:Cache, which is not imported"):
+        tree.rebuild()
+    assert "antigravity" not in sys.modules
 
 
 def test_attributes_of_layers_known():
