@@ -17,9 +17,9 @@ def rotate(x):
 
 
 def combine(x):
-    """Arithmetic, shapes and reductions of complex numbers."""
+    """Arithmetic, shapes and reductions of complex numbers, without a divisor near 0, which amplifies roundings."""
     z = torch.fft.fft(x)
-    w = torch.cat([z.conj() / (z + 2), 1j * z - z.real], -1).transpose(0, 1)
+    w = torch.cat([z.conj() / (z * z.conj() + (2 + 1j)), 1j * z - z.real], -1).transpose(0, 1)
     return (
         w.sum(-1).abs(),
         (w**2).imag,
