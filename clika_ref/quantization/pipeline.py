@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.quantization_scheme import QuantizationScheme, WeightOnlyScheme
-from clika_ref.quantization.algorithms.bias_correction import BiasShifts
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation, select_evaluation_batches
 from clika_ref.quantization.algorithms.gptq import round_weights
 from clika_ref.quantization.algorithms.mixed_precision import find_layers_without_gain, select_float_layers
@@ -26,7 +25,7 @@ from clika_ref.quantization.algorithms.sensitivity import (
     variance_share,
 )
 from clika_ref.quantization.algorithms.weight_only import list_layer_options, quantize_weights_only
-from clika_ref.quantization.calibration.calibrator import Calibration, take_batches
+from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.observer_search import (
     MAX_LOSS_ON_LARGER_INPUTS,
     OBSERVER_CANDIDATES,
@@ -42,6 +41,7 @@ from clika_ref.quantization.decision import (
     summarize_weight_only,
 )
 from clika_ref.quantization.layer_settings import NodeSettings
+from clika_ref.quantization.plan_measurements import PlanMeasurements
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.placement import Placement, choose_placement
 from clika_ref.quantization.qdq.planning import Planner
@@ -53,13 +53,6 @@ FLOAT_BODIES_REASON = "the target computes layers inside control flow in float"
 UNENTERED_REASON = "no calibration input entered this branch"
 
 SKIP_TAIL_REASON = "skip_tail_quantization: it is the last layer before an output"
-
-
-MIN_SAMPLES_TO_CORRECT, MAX_SAMPLES_TO_CORRECT = 4, 16
-"""Samples that bias corrections are fitted to before they are evaluated, and if they help.
-
-The shift of one sample is mostly noise, and further samples change little.
-"""
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,7 @@ class QuantizationPipeline:
         rows = predict_thresholds(reports, parts, sensitivities.joints, varying, error, graph=self._graph)
         kept_in_float = [node.origin.scope or node.name for node in placement.floats if node in chosen.cheap]
         size, observers = count_file_bytes(self._graph, reports), search.observers_of(plan)
-        return Quantization(plan, reports, rows, search.observers, size, kept_in_float, observers)
+        return Quantization(replace(plan), reports, rows, search.observers, size, kept_in_float, observers)
 
     def _choose_layers(self, search: ObserverSearchResult, settings: QuantizationSettings) -> _LayerChoice:
         """Return the layers to quantize with the ranges of a search: all but sensitive and cheap ones."""
@@ -207,7 +200,7 @@ class QuantizationPipeline:
         if too_sensitive:
             found = self._choose_without(too_sensitive, search, cheap)
         else:
-            found = _LayerChoice(self.placement, replace(search.plan), self.evaluation.error(search.plan), cheap)
+            found = _LayerChoice(self.placement, search.plan, self.measurements.measure_error(search.plan), cheap)
         if cheap:
             mixed = self._choose_without({**too_sensitive, **cheap}, search, cheap)
             found = mixed if self.options.mixed_precision == "on" or mixed.error < found.error else found
@@ -219,7 +212,7 @@ class QuantizationPipeline:
         """Return the choice of layers with further ones in float."""
         placement = self._place({**self._skip_reasons, **floats})
         plan = self.planner.plan(placement, search.observer, search.own)
-        return _LayerChoice(placement, plan, self.evaluation.error(plan), cheap)
+        return _LayerChoice(placement, plan, self.measurements.measure_error(plan), cheap)
 
     def _loses_on_larger_inputs(self, chosen: _LayerChoice, default: str) -> bool:
         """Whether the ranges of the default observer are much better beyond the calibration data.
@@ -262,7 +255,7 @@ class QuantizationPipeline:
         if switch == "off" or plan.is_empty or (switch == "auto" and self._is_time_over):
             return plan, error
         changed = change(plan)
-        found = self.evaluation.error(changed)
+        found = self.measurements.measure_error(changed)
         return (changed, found) if switch == "on" or found < error else (plan, error)
 
     def _round_weights(self, plan: Plan, remaining: dict[str, float]) -> Plan:
@@ -271,33 +264,18 @@ class QuantizationPipeline:
         kept = self.calibration.reservoir
         batches = [kept.batches[i] for i in kept.fitted_indices[: 1 if only_cheap else None]]
         found = round_weights(self._graph, plan, batches, only_cheap=only_cheap)
+        if not found:
+            return plan
         remaining.update({name: rounded.left for name, rounded in found.items()})
         return replace(plan, offsets={name: rounded.offsets for name, rounded in found.items()})
 
     def _correct_biases(self, plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a plan with bias correction, if few samples show that it helps; further batches then refine it."""
-        shifts, first = BiasShifts(self._graph, plan, self.operators), self._find_fitted(MIN_SAMPLES_TO_CORRECT)
-        more = self._find_fitted(MAX_SAMPLES_TO_CORRECT)[len(first) :]
-
-        def correct(batches: Sequence[int], plan: Plan) -> Plan:
-            self._add_shifts(shifts, batches)
-            return replace(plan, corrections=shifts.corrections())
-
-        plan, error = self._try_change(self.options.bias_correction, partial(correct, first), plan, error)
-        if plan.corrections and more:
-            plan, error = self._try_change(self.options.bias_correction, partial(correct, more), plan, error)
-        return plan, error
-
-    def _find_fitted(self, min_samples: int) -> list[int]:
-        """Return the indices of the first batches for fitting with this many samples, or of all."""
-        kept = self.calibration.reservoir
-        samples = take_batches((kept.batches[number] for number in kept.fitted_indices), min_samples)
-        return kept.fitted_indices[: len(samples)]
-
-    def _add_shifts(self, shifts: BiasShifts, batches: Sequence[int]) -> None:
-        """Measure the shifts that bias correction removes on kept batches."""
-        for number in batches:
-            shifts.add(self.calibration.reservoir.batches[number], self.calibration.batch_means(number))
+        switch, measurements = self.options.bias_correction, self.measurements
+        corrected, error = self._try_change(switch, measurements.correct_biases, plan, error)
+        if not corrected.corrections:
+            return corrected, error
+        return self._try_change(switch, lambda _: measurements.correct_biases_further(plan), corrected, error)
 
     @property
     def _is_time_over(self) -> bool:
@@ -372,6 +350,11 @@ class QuantizationPipeline:
         return CandidateEvaluation(self._graph, self.operators, held_out)
 
     @cached_property
+    def measurements(self) -> PlanMeasurements:
+        """Measures plans, each once."""
+        return PlanMeasurements(self.calibration, self.evaluation, self.operators)
+
+    @cached_property
     def observer_search(self) -> ObserverSearchResult:
         """The best observer of each activation, with the sensitivities of all layers."""
         observers = OBSERVER_CANDIDATES[self.options.observer][: 1 if self._is_time_over else None]
@@ -384,17 +367,16 @@ class QuantizationPipeline:
         Bias correction removes most of the error of some networks, and not the same share for all ranges.
         """
         switch, is_helpful = self.options.bias_correction, None
+        measurements = self.measurements
 
         def measure(plan: Plan) -> float:
             nonlocal is_helpful
             if switch == "off" or plan.is_empty or is_helpful is False:
-                return self.evaluation.error(plan)
-            shifts = BiasShifts(self._graph, plan, self.operators)
-            self._add_shifts(shifts, self._find_fitted(MIN_SAMPLES_TO_CORRECT))
-            corrected = self.evaluation.error(replace(plan, corrections=shifts.corrections()))
+                return measurements.measure_error(plan)
+            corrected = measurements.measure_error(measurements.correct_biases(plan))
             if is_helpful or switch == "on":
                 return corrected
-            error = self.evaluation.error(plan)
+            error = measurements.measure_error(plan)
             is_helpful = corrected < error
             return min(corrected, error)
 

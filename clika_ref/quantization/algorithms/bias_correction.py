@@ -58,6 +58,10 @@ class BiasShifts:
 
         run_graph(self._quantized, inputs, correct)
 
+    def copy(self) -> BiasShifts:
+        """Return a copy that further batches may be added to; it clones the quantized graph again when it needs it."""
+        return BiasShifts(self.graph, self.plan, self.operators, {name: [*shifts] for name, shifts in self.of.items()})
+
     def corrections(self) -> dict[str, Tensor]:
         """Return the correction of each layer's bias, ``float32[channels]``, by layer name.
 

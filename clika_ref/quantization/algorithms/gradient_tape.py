@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -134,13 +134,22 @@ def _has_batch_dim(error: Tensor, inputs: Sequence[Tensor]) -> bool:
     return error.ndim > 1 and all(x.ndim and x.shape[0] == error.shape[0] for x in inputs)
 
 
-def record_gradients(graph: Graph, keys: Mapping[Any, Value], inputs: Sequence[Tensor]) -> GradientRecorder:
-    """Run a graph and record gradients of layer outputs, with nodes as keys, and of values."""
+def record_gradients(
+    graph: Graph, keys: Mapping[Any, Value], inputs: Sequence[Tensor], *, kept: Collection[Value] = ()
+) -> GradientRecorder:
+    """Run a graph and record gradients of layer outputs, with nodes as keys, and of values.
+
+    Args:
+        graph: lowered.
+        keys: the values, by any key; a node for the output of a layer.
+        inputs: of the graph.
+        kept: values whose tensors are needed as well.
+    """
     leaves = set(keys.values())
     layers = [key for key in keys if isinstance(key, Node)]
     recorded = {
         v for node in layers for v in (*node.inputs, node.output) if isinstance(v, Value) and not v.is_constant
-    } | leaves
+    } | leaves.union(kept)
     given = [
         x.detach().clone().requires_grad_() if v in leaves and x.is_floating_point() else x
         for v, x in zip(graph.inputs, inputs, strict=True)

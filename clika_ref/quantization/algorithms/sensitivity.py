@@ -154,7 +154,8 @@ def estimate_sensitivities(
     error at the outputs. A probe is a direction ``u`` of random normal numbers: one backward pass gives ``u @ J`` for
     every layer at once. The mean square of ``u @ J`` times a local error estimates the squared error at the outputs,
     so that no layer needs a run of its own. Samples of a batch have independent errors and are squared one by one,
-    which makes each of them a probe.
+    which makes each of them a probe. The error of what only the first layer reads is computed behind it: a run of this
+    layer costs less than its gradients, the slowest ones of many convolutional networks.
 
     Args:
         graph: lowered.
@@ -175,8 +176,11 @@ def estimate_sensitivities(
         for node, tail in placement.elementwise.items()
     }
     values = dict.fromkeys(value for some in (*read.values(), joint) for value in some)
+    behind = _find_first_layers(graph, values, placement)
+    places = {value: behind[value][-1].output if value in behind else value for value in values}
     rounded_by = {(value, number): value for number in range(1 + len(rivals)) for value in values}
-    recorder = record_gradients(graph, {**placement.layers, **rounded_by}, inputs)
+    keys = {key: places[value] for key, value in rounded_by.items()}
+    recorder = record_gradients(graph, {**placement.layers, **keys}, inputs, kept=behind)
     plans = [_LayerErrors(recorder.tensors, each, operators) for each in (plan, *rivals)]
     errors: dict[Any, Tensor] = {
         node: plans[0].error(node, tail).to(ERROR_DTYPE) for node, tail in placement.layers.items()
@@ -185,7 +189,10 @@ def estimate_sensitivities(
     for value, number in rounded_by:
         error = plans[number].missed(value)
         rarity[value, number] = plans[number].error_ratio(value, error, (seen or {}).get(value.name))
-        errors[value, number] = plans[number].left(value, error).to(ERROR_DTYPE)
+        error = plans[number].left(value, error)
+        if value in behind:
+            error = plans[number].push(value, error, behind[value])
+        errors[value, number] = error.to(ERROR_DTYPE)
     effects = recorder.estimate_effects(errors, probes=probes)
     shares, *others = (
         {v.name: effects.get((v, number), 0.0) * rarity[v, number] for v in values} for number in range(len(plans))
@@ -202,6 +209,38 @@ def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Pl
     """Return the values that are rounded if only this layer is quantized."""
     values = [node.first_tensor, *([tail] if node.op_type in plan.scheme.needs_quantized_output else [])]
     return [source_of_rounding(end, placement) for end in values]
+
+
+def _find_first_layers(graph: Graph, values: Collection[Value], placement: Placement) -> dict[Value, list[Node]]:
+    """Return the nodes from each of some values to the output, after fusion, of the only layer that reads it.
+
+    Only values before all layers are returned, of which no other one of ``values`` is computed.
+    """
+    preceded = set[Value]()
+    for node in graph.nodes:
+        if node in placement.layers or any(v in preceded or v in values for v in node.inputs if isinstance(v, Value)):
+            preceded.update(node.outputs)
+    tails = {*placement.layers.values()}
+    found = {value: _find_reader_chain(value, tails) for value in values if value not in preceded}
+    return {value: nodes for value, nodes in found.items() if nodes}
+
+
+def _find_reader_chain(value: Value, tails: Collection[Value]) -> list[Node]:
+    """Return the nodes from a value to the first tail, if each result is read by one node, with constants; or none."""
+    nodes: list[Node] = []
+    while value not in tails:
+        users = [use.user for use in value.uses]
+        if len(users) != 1 or not isinstance(users[0], Node) or not _is_function_of(users[0], value):
+            return []
+        nodes.append(users[0])
+        value = users[0].output
+    return nodes
+
+
+def _is_function_of(node: Node, value: Value) -> bool:
+    """Return whether a node computes one tensor from a value and constants."""
+    others = (v for v in node.inputs if isinstance(v, Value) and v is not value)
+    return len(node.outputs) == 1 and not node.bodies and all(other.is_constant for other in others)
 
 
 def source_of_rounding(value: Value, placement: Placement) -> Value:
@@ -287,6 +326,17 @@ class _LayerErrors:
         """
         dims = self.find_mean_dims(value)
         return error - error.mean(dims, keepdim=True) if dims and self.has_known_mean(value) else error
+
+    @torch.no_grad()
+    def push(self, value: Value, error: Tensor, nodes: Sequence[Node]) -> Tensor:
+        """Return the change in the output of the last node from an error in a value that the first node reads."""
+        found = self.tensors[value] + error
+        for node in nodes:
+            found = node.op(
+                *(found if v is value else _float_operand(v, self.tensors) for v in node.inputs), **node.attrs
+            )
+            value = node.output
+        return found - self.tensors[value]
 
     def find_mean_dims(self, value: Value) -> list[int]:
         """Return the dims of the mean that bias correction removes from the rounding error; none if it removes none."""

@@ -12,7 +12,7 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.types import TensorType
-from clika_ref.quantization import pipeline
+from clika_ref.quantization import pipeline, plan_measurements
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation, select_evaluation_batches
 from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities
 from clika_ref.quantization.calibration import observer_search
@@ -290,7 +290,7 @@ def test_bias_correction_kept_only_if_other_batch_improves(monkeypatch):
     found = quantize(calibrate())
     assert found.plan.corrections
     worse = {name: shift + 1.0 for name, shift in found.plan.corrections.items()}
-    monkeypatch.setattr(pipeline.BiasShifts, "corrections", lambda _: worse)
+    monkeypatch.setattr(plan_measurements.BiasShifts, "corrections", lambda _: worse)
     assert not quantize(calibrate()).plan.corrections
 
 
@@ -314,7 +314,7 @@ def test_observer_search_compares_with_bias_correction(monkeypatch):
     error, without = measure_first_plan("off")
     assert error == without
     shift = {"linear": torch.ones(32)}
-    monkeypatch.setattr(pipeline.BiasShifts, "corrections", lambda _: shift)
+    monkeypatch.setattr(plan_measurements.BiasShifts, "corrections", lambda _: shift)
     error, without = measure_first_plan("auto")
     assert error == without
     error, without = measure_first_plan("on")
@@ -325,13 +325,13 @@ def test_observer_search_compares_with_bias_correction(monkeypatch):
 def test_bias_correction_evaluated_after_four_samples(monkeypatch, size, fitted):
     """Bias corrections are fitted to four samples or more before they are evaluated, and then to 16."""
     counts = []
-    corrections = pipeline.BiasShifts.corrections
+    corrections = plan_measurements.BiasShifts.corrections
 
     def count_batches(shifts):
         counts.append({len(of_layer) for of_layer in shifts.of.values()})
         return corrections(shifts)
 
-    monkeypatch.setattr(pipeline.BiasShifts, "corrections", count_batches)
+    monkeypatch.setattr(plan_measurements.BiasShifts, "corrections", count_batches)
     quantize(calibrate(size=size, batches=20), ClikaCompileOptions(bias_correction="on"))
     *before, last = counts
     assert before == [{fitted[0]}] * len(before) != []

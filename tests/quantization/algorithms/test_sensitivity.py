@@ -149,6 +149,39 @@ def test_estimate_sensitivities_matches_single_layer_error():
         assert found[node] == pytest.approx(layer_error(graph, node, tail, plan, x), rel=0.3)
 
 
+class Moved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 8, (5, 1)), nn.Linear(8 * 20, 6)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.conv(x[:, None, :, None])).flatten(1))
+
+
+def test_estimate_sensitivities_first_layer_without_input_gradient(monkeypatch):
+    """The error of the data that the first layer reads needs no gradient of this layer."""
+    x, differentiated = randn(16, 24), list[str]()
+    graph, placement, plan = estimate(Moved, x)
+    conv, head = placement.layers
+
+    def find_gradients(outputs, inputs, *args, **options):
+        waiting = [output.grad_fn for output in outputs]
+        while waiting:
+            function = waiting.pop()
+            differentiated.append(function.name())
+            waiting.extend(following for following, _ in function.next_functions if following is not None)
+        return torch_grad(outputs, inputs, *args, **options)
+
+    torch_grad = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", find_gradients)
+    found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
+    assert any("Addmm" in name for name in differentiated)
+    assert not any("Convolution" in name for name in differentiated)
+    assert found.of[conv] == pytest.approx(layer_error(graph, conv, placement.layers[conv], plan, x), rel=0.3)
+    assert all(share > 0 for share in found.parts[conv].values.values())
+    assert head in found.of
+
+
 class Unread(nn.Module):
     def __init__(self):
         super().__init__()
