@@ -154,8 +154,8 @@ def estimate_sensitivities(
     error at the outputs. A probe is a direction ``u`` of random normal numbers: one backward pass gives ``u @ J`` for
     every layer at once. The mean square of ``u @ J`` times a local error estimates the squared error at the outputs,
     so that no layer needs a run of its own. Samples of a batch have independent errors and are squared one by one,
-    which makes each of them a probe. The error of what only the first layer reads is computed behind it: a run of this
-    layer costs less than its gradients, the slowest ones of many convolutional networks.
+    which makes each of them a probe. The error of what only the first layer reads is computed at its output: a run of
+    this layer costs less than its gradients, the slowest ones of many convolutional networks.
 
     Args:
         graph: lowered.
@@ -176,11 +176,11 @@ def estimate_sensitivities(
         for node, tail in placement.elementwise.items()
     }
     values = dict.fromkeys(value for some in (*read.values(), joint) for value in some)
-    behind = _find_first_layers(graph, values, placement)
-    places = {value: behind[value][-1].output if value in behind else value for value in values}
+    pushed = _find_first_layers(graph, values, placement)
+    places = {value: pushed[value][-1].output if value in pushed else value for value in values}
     rounded_by = {(value, number): value for number in range(1 + len(rivals)) for value in values}
     keys = {key: places[value] for key, value in rounded_by.items()}
-    recorder = record_gradients(graph, {**placement.layers, **keys}, inputs, kept=behind)
+    recorder = record_gradients(graph, {**placement.layers, **keys}, inputs, kept=pushed)
     plans = [_LayerErrors(recorder.tensors, each, operators) for each in (plan, *rivals)]
     errors: dict[Any, Tensor] = {
         node: plans[0].error(node, tail).to(ERROR_DTYPE) for node, tail in placement.layers.items()
@@ -190,8 +190,8 @@ def estimate_sensitivities(
         error = plans[number].missed(value)
         rarity[value, number] = plans[number].error_ratio(value, error, (seen or {}).get(value.name))
         error = plans[number].left(value, error)
-        if value in behind:
-            error = plans[number].push(value, error, behind[value])
+        if value in pushed:
+            error = plans[number].push(value, error, pushed[value])
         errors[value, number] = error.to(ERROR_DTYPE)
     effects = recorder.estimate_effects(errors, probes=probes)
     shares, *others = (

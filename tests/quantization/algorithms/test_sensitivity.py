@@ -149,7 +149,7 @@ def test_estimate_sensitivities_matches_single_layer_error():
         assert found[node] == pytest.approx(layer_error(graph, node, tail, plan, x), rel=0.3)
 
 
-class Moved(nn.Module):
+class Reshaped(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv, self.head = nn.Conv2d(1, 8, (5, 1)), nn.Linear(8 * 20, 6)
@@ -161,7 +161,7 @@ class Moved(nn.Module):
 def test_estimate_sensitivities_first_layer_without_input_gradient(monkeypatch):
     """The error of the data that the first layer reads needs no gradient of this layer."""
     x, differentiated = randn(16, 24), list[str]()
-    graph, placement, plan = estimate(Moved, x)
+    graph, placement, plan = estimate(Reshaped, x)
     conv, head = placement.layers
 
     def find_gradients(outputs, inputs, *args, **options):
