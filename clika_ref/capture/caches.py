@@ -39,6 +39,9 @@ LENGTHS = frozenset({LENGTH_TENSOR, LENGTH_NUMBER})
 GROWING = frozenset({"keys", "values"})
 """Attributes whose tensors grow along dim -2, except in layers of a maximum length."""
 
+PAIR_PARTS = frozenset({"decoder", "encoder"})
+"""Names of the two caches of a model with an encoder."""
+
 MAX_LENGTH = "max_cache_len"
 """The attribute of layers whose tensors have one length."""
 
@@ -52,6 +55,14 @@ DERIVED: Mapping[str, Callable[[Any], Any]] = {
     "_sliding_window_tensor": lambda layer: torch.tensor(layer.sliding_window),
 }
 """Attributes of a layer that follow from its others."""
+
+CROSS_CACHE, UPDATE_FLAGS = "cross_attention_cache", "is_updated"
+"""The cache of what a decoder reads from its encoder, and the attribute with the layers that are filled."""
+
+BATCH = "batch"
+
+IS_CROSS = "clika_ref_is_cross"
+"""Set on a layer of such a cache in a trace whose calls have filled and empty ones: it serves both."""
 
 FIXED_TYPES = bool | int | float | str | None
 """Types of attributes that are part of the structure of a cache."""
@@ -98,6 +109,11 @@ class CacheTree:
     def is_empty(self) -> bool:
         """Whether it has seen no positions: it has no tensors yet."""
         return not any(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in self.leaves)
+
+    @property
+    def without_update_flags(self) -> str:
+        """The structure without the attribute that differs between filled and empty layers."""
+        return json.dumps(_drop_update_flags(json.loads(self.structure)))
 
     def with_tensors(self) -> CacheTree:
         """Return the tree with lengths as tensors, as a graph returns them."""
@@ -194,22 +210,32 @@ def fill_empty_caches(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     Models accept None or a cache without tensors in the first call, whose structure differs.
     """
     filled = [dict(call) for call in calls]
-    forms = {name: v.structure for call in filled for name, v in call.items() if _is_tree(v) and not v.is_empty}
-    for call in filled:
-        call.update({name: fill_empty(call.get(name), form, call) for name, form in forms.items()})
+    trees = {name: v for call in filled for name, v in call.items() if _is_tree(v) and not v.is_empty}
+    for name, tree in trees.items():
+        is_mixed = any(_is_empty(call.get(name)) for call in filled)
+        form = tree.without_update_flags if is_mixed else tree.structure
+        for call in filled:
+            call[name] = fill_empty(call.get(name), form, call)
     return filled
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (_is_tree(value) and value.is_empty)
 
 
 def fill_empty(value: Any, structure: str, call: Mapping[str, Any]) -> Any:
     """Return a value, or an empty cache in place of None and of a cache without tensors.
+
+    A filled cache gets the structure as well if that serves filled and empty ones.
 
     Args:
         value: an argument of a call.
         structure: that of a filled cache.
         call: all arguments; their first tensor has the size of the batch.
     """
-    if value is not None and not (_is_tree(value) and value.is_empty):
-        return value
+    if not _is_empty(value):
+        is_served = _is_tree(value) and value.structure != structure == value.without_update_flags
+        return CacheTree(structure, value.leaves) if is_served else value
     first = next((x for x in pytree.tree_leaves(dict(call)) if isinstance(x, torch.Tensor) and x.ndim), None)
     if first is None:
         return value
@@ -248,6 +274,24 @@ def _keep_last(x: torch.Tensor, count: int) -> torch.Tensor:
     return x[:, :, torch.sym_max(x.shape[2] - count, 0) :]
 
 
+def _cut_first(x: torch.Tensor, count: Any) -> torch.Tensor:
+    """Return ``x[batch, head, position, element]`` without the first positions."""
+    return x.narrow(2, count, x.shape[2] - count)
+
+
+def _update_keys(
+    layer: Any, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append to all positions; to those of an encoder only what is missing: nothing after the first call."""
+    if not layer.is_initialized:
+        layer.lazy_initialization(key_states, value_states)
+    if IS_CROSS in vars(layer):
+        key_states = _cut_first(key_states, layer.keys.shape[2])
+        value_states = _cut_first(value_states, layer.values.shape[2])
+    layer.keys, layer.values = (torch.cat(x, -2) for x in ((layer.keys, key_states), (layer.values, value_states)))
+    return layer.keys, layer.values
+
+
 def _update_window(
     layer: Any, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,6 +326,7 @@ def _update_static_window(
 
 
 FORMS: Mapping[tuple[str, str], Callable[..., Any]] = {
+    ("DynamicLayer", "update"): _update_keys,
     ("DynamicSlidingWindowLayer", "get_mask_sizes"): _measure_mask,
     ("DynamicSlidingWindowLayer", "update"): _update_window,
     ("StaticSlidingWindowLayer", "get_mask_sizes"): _measure_static_mask,
@@ -289,6 +334,23 @@ FORMS: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("Cache", "is_compileable"): lambda _: False,  # whether masks are made as for one token: a graph makes them all
 }
 """Methods and properties by class and name, and the form of each, without branches."""
+
+
+def list_cache_dims(spec: pytree.TreeSpec) -> list[dict[int, str]]:
+    """Return the dims of each leaf of a structure whose size is that of other leaves, with a name for these.
+
+    Leaves of caches have the same batch, and layers of one kind have seen the same positions.
+    """
+    if spec.is_leaf():
+        return [{}]
+    if spec.type is not CacheTree:
+        return [dims for child in spec.children() for dims in list_cache_dims(child)]
+    leaves = _list_leaves(json.loads(spec.context))
+    rank = [len(leaf["empty"]) for leaf in leaves]
+    return [
+        ({0: BATCH} if r else {}) | ({r - 2: leaf["grows_with"]} if "grows_with" in leaf else {})
+        for leaf, r in zip(leaves, rank, strict=True)
+    ]
 
 
 def contains_cache_tree(spec: pytree.TreeSpec | None) -> bool:
@@ -316,6 +378,8 @@ def _describe(value: Any, path: tuple[str, ...], leaves: list[Any]) -> Any:
     grows = MAX_LENGTH not in vars(value)
     entries: dict[str, Any] = {}
     for name, item in vars(value).items():
+        if name == IS_CROSS:
+            continue
         inner = (*path, *PARTS.get(name, (name,)))
         if name in DERIVED or (name == LENGTH_TENSOR and LENGTH_NUMBER in vars(value)):
             entries[name] = None
@@ -325,12 +389,18 @@ def _describe(value: Any, path: tuple[str, ...], leaves: list[Any]) -> Any:
             entries[name] = _describe(item, inner, leaves)
             if grows and name in GROWING and entries[name] is not None:
                 entries[name]["empty"][-2] = 0
+                kind = (
+                    type(value).__qualname__,
+                    vars(value).get("sliding_window"),
+                    *(path[:1] if path[0] in PAIR_PARTS else ()),
+                )
+                entries[name]["grows_with"] = " ".join(map(str, kind))
     return {"object": f"{type(value).__module__}:{type(value).__qualname__}", "attributes": entries}
 
 
 def _describe_leaf(value: Any, path: tuple[str, ...], leaves: list[Any]) -> dict[str, Any]:
     leaves.append(value)
-    if path[0] in {"decoder", "encoder"}:  # Optimum's order: the layer first
+    if path[0] in PAIR_PARTS:  # Optimum's order: the layer first
         path = (path[1], path[0], *path[2:])
     described = {"leaf": ".".join(path), "dtype": "", "empty": list[Any]()}
     if isinstance(value, torch.Tensor):
@@ -366,10 +436,33 @@ def _rebuild(structure: Any, leaves: Iterator[Any]) -> Any:
     described = structure["attributes"]
     vars(value).update({name: _rebuild(part, leaves) for name, part in described.items()})
     vars(value).update({name: DERIVED[name](value) for name in described if name in DERIVED})
+    if CROSS_CACHE in described and described[UPDATE_FLAGS] is None:
+        setattr(value, UPDATE_FLAGS, _find_filled_layers(getattr(value, CROSS_CACHE)))
     if LENGTH_NUMBER in described:
         seen = torch.sym_min(getattr(value, LENGTH_NUMBER), getattr(value, MAX_LENGTH))
         setattr(value, LENGTH_TENSOR, torch.scalar_tensor(seen, dtype=torch.int64))
     return value
+
+
+def _drop_update_flags(structure: Any) -> Any:
+    """Return a structure in JSON without `UPDATE_FLAGS`, which then follow from the lengths."""
+    if isinstance(structure, list):
+        return [_drop_update_flags(part) for part in structure]
+    if not isinstance(structure, dict):
+        return structure
+    return {k: None if k == UPDATE_FLAGS else _drop_update_flags(part) for k, part in structure.items()}
+
+
+def _find_filled_layers(cross: Any) -> dict[int, bool]:
+    """Return which layers of an encoder's cache are filled; in a trace none, and a layer appends what is missing."""
+    found: dict[int, bool] = {}
+    for index, layer in enumerate(cross.layers):
+        seen = layer.keys.shape[2]
+        if isinstance(seen, torch.SymInt):
+            setattr(layer, IS_CROSS, True)
+        else:
+            found[index] = seen > 0
+    return found
 
 
 def _load_class(name: str) -> Any:

@@ -49,11 +49,16 @@ class TracedCallable:
         signature = spell_out_keywords(self.parameters, arguments)
         return replace(self, function=_wrap(self.function, signature))
 
-    def with_cache_trees(self) -> TracedCallable:
-        """Return a callable that takes and returns trees in place of caches."""
+    def with_cache_trees(self, prepare: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> TracedCallable:
+        """Return a callable that takes and returns trees in place of caches.
+
+        Args:
+            prepare: receives the arguments of a call, with trees, before the call runs.
+        """
         function = self.function
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            prepare(args, kwargs)
             return run_with_caches(function, args, kwargs)
 
         return replace(self, function=_wrap(run, self.parameters))

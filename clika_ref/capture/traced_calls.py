@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from clika_ref.capture.caches import CacheTree, contains_cache_tree, fill_empty_caches
+from clika_ref.capture.caches import BATCH, CacheTree, contains_cache_tree, fill_empty_caches, list_cache_dims
 from clika_ref.capture.callables import TracedCallable
 from clika_ref.capture.dataclass_pytrees import iter_leaves_with_path
 from clika_ref.capture.dimensions import InputComparison, InputDim, compare_inputs
@@ -18,6 +19,7 @@ from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.signature import LIST_ARGUMENT_HINT, as_call, bind, flatten_call, nest
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ModelError
+from clika_ref.torch_internals.symbols import check
 from clika_ref.torch_internals.trees import get_node_type, pytree
 
 RETURNABLE_TYPES = (torch.Tensor, int, float, str, type(None))
@@ -57,7 +59,36 @@ class TracedCalls:
         """The callable to pass to tracers."""
         explicit = self.callee.with_explicit_arguments(self.arguments)
         specs = (*self.specs, *(run.structure for run in self.expected))
-        return explicit.with_cache_trees() if any(map(contains_cache_tree, specs)) else explicit
+        if not any(map(contains_cache_tree, specs)):
+            return explicit
+        equal = self._find_equal_dims()
+
+        def declare_equal_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            given = bind(explicit.parameters, args, kwargs)
+            leaves = [leaf for name in self.arguments for leaf in pytree.tree_leaves(given[name])]
+            for group in equal:
+                first, *others = (leaves[leaf].shape[dim] for leaf, dim in group)
+                for other in others:
+                    check(first == other)
+
+        return explicit.with_cache_trees(declare_equal_sizes)
+
+    def _find_equal_dims(self) -> list[list[tuple[int, int]]]:
+        """Return groups of leaves and dims whose sizes are equal in each call of a model with caches.
+
+        The batch is that of all inputs, unless the calls differ. Otherwise each layer has a length of its own, and an
+        artifact would depend on relations between them.
+        """
+        kinds = [dims for spec in self.specs for dims in list_cache_dims(spec)]
+        found = defaultdict[tuple[int, str], list[tuple[int, int]]](list)
+        for number, group in enumerate(self.comparison.groups):
+            dims = [(d.leaf, d.dim) for d in group if d.dim is not None]
+            is_batch = any(kinds[leaf].get(dim) == BATCH for leaf, dim in dims)
+            for leaf, dim in dims:
+                kind = kinds[leaf].get(dim, BATCH if is_batch and dim == 0 else "")
+                if kind:
+                    found[number, kind].append((leaf, dim))
+        return [same for same in found.values() if len(same) > 1]
 
     def with_static_dims(self, dims: Collection[InputDim]) -> TracedCalls:
         """Return the calls with some dims static, at the size of the leaves that a trace gets."""

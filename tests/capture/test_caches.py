@@ -121,9 +121,9 @@ def test_sliding_window_crossed(make):
                 torch.testing.assert_close((own.keys, own.values), (layer.keys, layer.values))
 
 
-def generate(run, length):
+def generate(run, length, past=None):
     """Return the tokens that a model, a compiled module or a session finds, each the most probable one."""
-    ids, past, tokens = make_ids(1, 5), None, []
+    ids, tokens = make_ids(1, 5), []
     for _ in range(length):
         logits, past = run(ids, past)
         ids = logits[:, -1:].argmax(-1)
@@ -140,7 +140,7 @@ def make_step(model):
     return run
 
 
-def make_file_step(path):
+def make_file_step(path, constant=None, ids_name="input_ids"):
     """Return a step that runs a file, and passes each ``present`` value as ``past_key_values`` of the next one."""
     session = open_session(path)
     names = [output.name for output in session.get_outputs()]
@@ -149,13 +149,15 @@ def make_file_step(path):
         i.name: [1, *(0 if isinstance(n, str) else n for n in i.shape[1:])] if i.shape else []
         for i in session.get_inputs()
     }
-    empty = {i.name: np.zeros(shapes[i.name], kinds[i.type]) for i in session.get_inputs() if i.name != "input_ids"}
+    pasts = [i for i in session.get_inputs() if i.name.startswith("past")]
+    empty = {i.name: np.zeros(shapes[i.name], kinds[i.type]) for i in pasts}
 
     def run(ids, past):
-        feed = {"input_ids": ids.numpy(), **(past or empty)}
+        feed = {ids_name: ids.numpy(), **(constant or {}), **(past or empty)}
         results = dict(zip(names, session.run(None, feed), strict=True))
         logits = torch.from_numpy(results.pop("logits"))
-        return logits, {name.replace("present", "past_key_values"): x for name, x in results.items()}
+        named = {name.replace("present", "past_key_values"): x for name, x in results.items()}
+        return logits, {i.name: named.get(i.name, empty[i.name]) for i in pasts}
 
     return run
 
@@ -198,16 +200,68 @@ def test_cache_of_encoder_and_decoder(tmp_path):
     assert names == ["decoder_input_ids", "encoder_outputs.0", *parts]
 
 
-def test_first_call_without_cache_that_differs_rejected():
-    """The first call of T5 computes what later ones read from the cache: no graph of later ones serves it."""
-    model = build_t5()
-    state, ids = torch.randn(2, 6, 16), make_ids(2, 2)
-    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+def build_whisper():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 16, "max_source_positions": 6, "max_target_positions": 64, "num_mel_bins": 8}
+    parts = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 24))}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(**sizes, **parts, **heads, **tokens)
+    return transformers.WhisperForConditionalGeneration(config).eval()
+
+
+def make_pair(model, *_):
+    return EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+
+
+@pytest.mark.parametrize("build", [build_t5, build_whisper])
+def test_first_call_fills_cache_of_encoder(build, tmp_path):
+    """The first call computes the keys of the encoder, and the following ones read them, in one graph."""
+    model, path = build(), tmp_path / "model.onnx"
+    states = {batch: (torch.randn(batch, 6, 16),) for batch in (1, 2)}
+    later = make_pair(model)
     with torch.no_grad():
-        model(encoder_outputs=(state,), decoder_input_ids=ids, past_key_values=cache)
-    calls = [{"encoder_outputs": (state,), "decoder_input_ids": ids, "past_key_values": past} for past in (None, cache)]
+        model(encoder_outputs=states[2], decoder_input_ids=make_ids(2, 3), past_key_values=later)
+    calls = [
+        {"encoder_outputs": states[1], "decoder_input_ids": make_ids(1, 1), "past_key_values": None},
+        {"encoder_outputs": states[2], "decoder_input_ids": make_ids(2, 2), "past_key_values": later},
+    ]
+    module = clika_compile(copy.deepcopy(model), tracing_inputs=calls)
+
+    def make_decoder_step(run):
+        def step(ids, past):
+            with torch.no_grad():
+                found = run(encoder_outputs=states[1], decoder_input_ids=ids, past_key_values=past)
+            return found.logits, found.past_key_values
+
+        return step
+
+    expected, caches = generate(make_decoder_step(model), 24), (make_pair(model), make_pair(model))
+    assert generate(make_decoder_step(module), 24) == expected
+    for run, cache in zip((model, module), caches, strict=True):
+        generate(make_decoder_step(run), 1, cache)
+    assert caches[0].is_updated == caches[1].is_updated == {0: True}
+    module.clika_export(path)
+    step = make_file_step(path, {"encoder_outputs.0": states[1][0].numpy()}, "decoder_input_ids")
+    assert generate(step, 24) == expected
+
+
+class Restarting(torch.nn.Module):
+    """Treats no cache and an empty one differently."""
+
+    def forward(self, x, cache=None):
+        fresh = DynamicCache() if cache is None else cache
+        keys, _ = fresh.update(x, x, 0)
+        return keys.sum(2) + (cache is None), fresh
+
+
+def test_first_call_without_cache_that_differs_rejected():
+    """A model that computes something else without a cache than with an empty one needs two graphs."""
+    x, cache = torch.randn(1, 2, 3, 4), DynamicCache()
+    cache.update(x, x, 0)
+    calls = [{"x": torch.randn(batch, 2, 1, 4), "cache": past} for batch, past in ((2, None), (1, cache))]
     with pytest.raises(ModelError, match=r"other results for tracing input 1, which has no cache, than with an empty"):
-        clika_compile(model, tracing_inputs=calls)
+        clika_compile(Restarting(), tracing_inputs=calls)
 
 
 def test_classes_of_transformers_stay_unregistered():

@@ -9,6 +9,7 @@ import clika_ref_cleanup.merge_chains as chains
 import clika_ref_cleanup.merge_common_subexpressions as subexpressions
 import clika_ref_cleanup.merge_equal_constants as equals
 import clika_ref_cleanup.mul_to_silu as silus
+import clika_ref_cleanup.push_slices as slices
 import clika_ref_cleanup.remove_dropout as dropout
 import clika_ref_cleanup.remove_identities as identities
 import torch
@@ -319,3 +320,15 @@ def _(original, node, build):
         if producer is not None and producer.op_type == "sigmoid" and getattr(x, "type", None) == node.output.type:
             return build("silu", x, types=(node.output.type,))
     return original(node, build)
+
+
+# push-slices
+
+
+@FAULTS.rule("push-slices", "the first rows are computed instead", slices, "slice_before_linear")
+def _(original, node, build):
+    given = node.attrs
+    node.attrs = {**given, "start": 0, "end": node.output.type.shape[given["dim"]]}
+    result = original(node, build)
+    node.attrs = given
+    return result

@@ -24,7 +24,7 @@ class MergeCommonSubexpressions(CleanupPass):
     """
 
     name = "merge-common-subexpressions"
-    after = ("merge-chains", "remove-identities")
+    after = ("merge-chains", "push-slices", "remove-identities")
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Merge each node, in order, into an earlier equal one; its operands are already merged."""

@@ -15,6 +15,7 @@ from clika_ref_cleanup.merge_chains import MergeChains
 from clika_ref_cleanup.merge_common_subexpressions import MergeCommonSubexpressions
 from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
 from clika_ref_cleanup.mul_to_silu import MulToSilu
+from clika_ref_cleanup.push_slices import PushSlices
 from clika_ref_cleanup.push_transposes import PushTransposes
 from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
 from clika_ref_cleanup.remove_detach import RemoveDetach
@@ -38,6 +39,7 @@ def clika_ref_passes() -> Sequence[Pass]:
         MergeCommonSubexpressions(),
         MergeEqualConstants(),
         MulToSilu(),
+        PushSlices(),
         PushTransposes(),
         RemoveDeadNodes(),
         RemoveDetach(),
