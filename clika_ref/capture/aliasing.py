@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,9 +134,7 @@ class AliasTracker:
             names = (argument.name for argument in get_schema(target).arguments)
             arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
             return (not arguments["train"] or arguments["p"] == 0) and storage_id(node.meta["val"]) not in self._written
-        return target.overloadpacket in CONDITIONAL_NOOPS and _is_same_tensor(
-            node.meta["val"], node.all_input_nodes[0].meta["val"]
-        )
+        return _returns_input(node)
 
     def current_value(self, entry: TracedTensor) -> Value:
         """Return the current value of a tensor, after all writes so far.
@@ -207,6 +205,25 @@ DROPOUT_OVERLOADS = frozenset({aten.dropout, aten.alpha_dropout, aten.feature_dr
 """Calls that return their input itself outside training."""
 
 
+def _returns_input(node: fx.Node) -> bool:
+    """Whether a call returns its input because it has nothing to do.
+
+    A trace knows a tensor of an attribute by a new fake tensor after each write, so that memory does not decide ``to``.
+    """
+    target: Any = node.target
+    if node.op != "call_function" or getattr(target, "overloadpacket", None) not in CONDITIONAL_NOOPS:
+        return False
+    made, given = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    if _is_same_tensor(made, given):
+        return True
+    if target.overloadpacket is not aten.to or not all(isinstance(x, torch.Tensor) for x in (made, given)):
+        return False
+    names = (argument.name for argument in get_schema(target).arguments)
+    options: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    is_free = not options.get("copy") and options.get("memory_format") in (None, torch.preserve_format)
+    return is_free and (made.dtype, made.device, made.layout) == (given.dtype, given.device, given.layout)
+
+
 def _is_same_tensor(made: Any, given: Any) -> bool:
     """Whether two traced tensors share memory, dtype and sizes; checked without adding a guard."""
     if not isinstance(made, torch.Tensor) or not isinstance(given, torch.Tensor):
@@ -223,5 +240,14 @@ def find_written_storages(program: fx.GraphModule) -> set[int]:
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 written = find_written_arguments(node.target, node.args, node.kwargs)
                 targets = [*written, *(node.args[3:5] if node.target in STATISTICS_WRITERS else ())]
-                found.update(storage_id(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))
+                for written_node in (t for t in targets if isinstance(t, fx.Node)):
+                    found.update(storage_id(same.meta.get("val")) for same in _iterate_sources(written_node))
     return found - {0}
+
+
+def _iterate_sources(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield a node, and the nodes whose tensor it returns."""
+    yield node
+    while _returns_input(node):
+        node = node.all_input_nodes[0]
+        yield node

@@ -18,6 +18,7 @@ from clika_ref.capture.complex_numbers import has_complex_calls
 from clika_ref.capture.control_flow import ControlFlowImporter
 from clika_ref.capture.importer import OperatorFallback
 from clika_ref.capture.messages import CaptureError, MismatchError, make_unsupported_error
+from clika_ref.capture.saved_tensors import storage_id
 from clika_ref.capture.signature import (
     ComplexLeaf,
     ConstantLeaf,
@@ -114,6 +115,8 @@ class ProgramImporter:
         self.importer.detail = detail
         self.roots: dict[str, TracedTensor] = {}
         """The entry of each input and constant. Placeholders of tied parameters share one: they are the same tensor."""
+        self._named: dict[Any, Value] = {}
+        """The parameters and buffers by their memory."""
 
     @outside_autocast()
     def import_graph(self) -> TracedGraph:
@@ -163,7 +166,7 @@ class ProgramImporter:
                 self.graph.aliases[name] = seen[id(tensor)]
             else:
                 seen[id(tensor)] = name
-                self.graph.add_constant(tensor, name)
+                self._named[_identify_memory(tensor)] = self.graph.add_constant(tensor, name)
 
     def _declare_placeholders(self) -> list[Leaf]:
         """Declare inputs and constants: all symbols before the types, as a size may use the symbol of a later input."""
@@ -232,6 +235,9 @@ class ProgramImporter:
             raise MismatchError(
                 f"the tracer treated a result of the model as a constant ({tuple(data.shape)} in {target})"
             )
+        named = self._named.get(_identify_memory(data)) if storage_id(data) else None
+        if named is not None:  # a buffer, read as an attribute of another object: a cache
+            return named
         return self.graph.add_constant(data.detach(), f"{LIFTED_PREFIX}{target}")
 
     def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:
@@ -303,3 +309,8 @@ class ProgramImporter:
             if mode is not None:
                 return mode.shape_env
         return None
+
+
+def _identify_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return a key of the elements of a tensor, which two tensors share if they are one."""
+    return storage_id(tensor), tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
