@@ -22,6 +22,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.export.configuration import current_configuration
 from clika_ref.export.example_inputs import choose_example, make_dummy_inputs
 from clika_ref.export.export import ExportRequest, artifact_path, export
+from clika_ref.export.exposed_state import ExposedState, expose_state, warn_of_lost_state
 from clika_ref.export.interface import resolve_names
 from clika_ref.export.quantized_check import MIN_MARGIN_SAMPLES
 from clika_ref.quantization.calibration.calibrator import take_batches
@@ -52,15 +53,22 @@ def export_module(module: CompiledModule, given: ExportArguments, log: Compilati
     graph = bind_exportable_graph(module)
     if state.simulation is not None and not module.training:  # the simulation must match the artifact
         update_simulation(module)
+    exposed = expose_state(graph) if state.options.state == "io" else ExposedState(graph, (), ())
+    examples = list_examples(module, graph, given.example_inputs)
+    graph, count = exposed.graph, len(graph.outputs)
+
+    def select(outputs: Sequence[Any]) -> list[Any]:
+        return [*form.select_outputs(outputs[:count]), *outputs[count:]]
+
     inputs = resolve_names("input_names", given.input_names, [value.name for value in graph.inputs])
-    defaults = form.select_outputs(state.signature.output_names(inputs))
+    defaults = select([*state.signature.output_names(inputs), *exposed.output_names])
     plan = plan_for(module, graph, deployment)
     reference = _make_reference(state, graph, is_quantized=plan is not None and not plan.is_empty)
     request = ExportRequest(
-        graph.clone(form.select_outputs(graph.outputs)),
+        graph.clone(select(graph.outputs)),
         path,
-        list_examples(module, graph, given.example_inputs),
-        lambda inputs: form.select_outputs(reference(inputs)),
+        [[*example, *exposed.tensors] for example in examples],
+        lambda inputs: select(reference(inputs)),
         inputs,
         resolve_names("output_names", given.output_names, defaults, taken=inputs),
         given.dynamic_axes,
@@ -71,6 +79,7 @@ def export_module(module: CompiledModule, given: ExportArguments, log: Compilati
     )
     with log or CompilationLog.open(state.logs_dir) as own, outside_autocast(), freeze_gc():
         warn_of_changed_weights(module, graph, plan, own)
+        warn_of_lost_state(graph, own)
         artifact = export(request, deployment, state.registry, own)
         state.record_log(own)
     return artifact

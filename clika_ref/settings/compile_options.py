@@ -236,6 +236,8 @@ OptimizationGoal = Literal["size", "latency"]
 """The optimization goal of quantization, in addition to accuracy."""
 
 BatchNormMode = Literal["frozen", "live"]
+
+StateMode = Literal["internal", "io"]
 """Batch norms in training: keep running statistics, or normalize by the batch."""
 
 ACCEPTED_OPTION_TYPES: Mapping[type, tuple[type, ...]] = {bool: (bool,), float: (float, int), str: (str, PathLike)}
@@ -333,6 +335,11 @@ class ClikaCompileOptions:
     graph, which both the module and the file contain.
     """
 
+    state: StateMode = "internal"
+    """Buffers that ``forward`` writes, such as caches: ``"io"`` makes them inputs and outputs of a file, which keeps
+    nothing between calls. With ``"internal"`` they are constants there. The module keeps them either way.
+    """
+
     def __post_init__(self) -> None:
         """Reject invalid values.
 
@@ -343,6 +350,7 @@ class ClikaCompileOptions:
             *((name, Switch) for name in SWITCH_OPTIONS),
             ("optimize_for", OptimizationGoal),
             ("batch_norm", BatchNormMode),
+            ("state", StateMode),
         ):
             if getattr(self, name) not in get_args(of):
                 raise ModelError(

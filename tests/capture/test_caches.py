@@ -11,8 +11,9 @@ import transformers
 from onnx_sessions import open_session
 from torch.utils import _pytree as pytree
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache, cache_utils
+from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
-from clika_ref import ClikaModule, ModelError, clika_compile
+from clika_ref import ClikaCompileOptions, ClikaModule, ModelError, clika_compile
 from clika_ref.capture.caches import DERIVED, LENGTHS, CacheTree
 
 SIZES = {
@@ -176,6 +177,41 @@ def test_generated_tokens_equal_eager(build, tmp_path):
     assert {i.name for i in graph.input} == {"input_ids", *(f"past_key_values.{name}" for name in names)}
     assert {o.name for o in graph.output} >= {"logits", *(f"present.{name}" for name in names if name not in counted)}
     assert generate(make_file_step(path), 24) == expected
+
+
+def test_exportable_module_of_transformers(tmp_path):
+    """The buffers of the static cache that transformers' own wrapper holds become inputs and outputs of the file."""
+    model, path = build_llama(), tmp_path / "model.onnx"
+    model.generation_config = transformers.GenerationConfig(use_cache=True, cache_implementation="static")
+    wrapper = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=20)
+    calls = [
+        {"input_ids": make_ids(1, length), "cache_position": torch.arange(length) + seen}
+        for seen, length in ((0, 1), (3, 2))
+    ]
+    options = ClikaCompileOptions(state="io")
+    module = clika_compile(copy.deepcopy(wrapper), tracing_inputs=calls, clika_compile_options=options)
+
+    def make_step(run):
+        def step(ids, seen):
+            with torch.no_grad():
+                logits = run(input_ids=ids, cache_position=torch.arange(ids.shape[1]) + (seen or 0))
+            return logits, (seen or 0) + ids.shape[1]
+
+        return step
+
+    expected = generate(make_step(wrapper), 12)
+    assert generate(make_step(module), 12) == expected
+    module.clika_export(path)
+    session = open_session(path)
+    state = {i.name: np.zeros_like(wrapper.get_buffer(i.name).numpy()) for i in session.get_inputs()[2:]}
+    assert [*state] == [f"{part}_{n}" for n in range(2) for part in ("key_cache", "value_cache", "cumulative_length")]
+
+    def run_file(**given):
+        logits, *following = session.run(None, {name: x.numpy() for name, x in given.items()} | state)
+        state.update(zip(state, following, strict=True))
+        return torch.from_numpy(logits)
+
+    assert generate(make_step(run_file), 12) == expected
 
 
 def test_cache_of_encoder_and_decoder(tmp_path):

@@ -151,6 +151,7 @@ OTHERWISE = [
         *("on", "off", "on", "off", "on", "off"),
         *("live", 2.5),
         convert_branches=True,
+        state="io",
     ),
     DeploymentSettings_OpenVINO_ONNX("performance"),
     DeploymentSettings_TensorRT_ONNX({"batch": [1, 4, 16]}),
