@@ -16,6 +16,7 @@ from clika_ref.core.symbols import Symbol, SymbolSource, is_symbolic, make_symbo
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.builder import OPSET, NewerOpsetError, OnnxBuilder
 from clika_ref.onnx_export.dtypes import to_onnx
+from clika_ref.onnx_export.weight_layouts import fold_layouts
 
 IR_VERSION = 10
 """ONNX file format version; every supported runtime reads 10, and it allows opset 21 for INT4."""
@@ -132,6 +133,7 @@ class _Emission:
             self._lower(node)
         outputs = self._outputs()
         self._move_quantized_weights()
+        self.op.nodes = fold_layouts(self.op.nodes, self.op.initializers)
         onnx_graph = ir.Graph(
             inputs,
             outputs,
