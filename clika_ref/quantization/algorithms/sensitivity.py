@@ -269,7 +269,8 @@ def sensitivity_reason(sensitivity: float, limit: float | None) -> str:
 def variance_share(*batches: Sequence[Tensor]) -> float:
     """Return the share of the outputs' squared norm that varies with the input; for random weights it is small.
 
-    The shares of several outputs are averaged.
+    The shares of several outputs are averaged. With a single sample, the positions of a sequence are compared instead;
+    without positions, nothing shows which part is constant, and all of it counts.
 
     Args:
         batches: the outputs of each, with samples along dim 0; further ones count if their other dims agree.
@@ -279,7 +280,9 @@ def variance_share(*batches: Sequence[Tensor]) -> float:
         first = zero_masked_elements(outputs[0].detach())
         compatible = [zero_masked_elements(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
         samples = torch.cat(compatible) if compatible else first
-        whole, varying = sum_squares(samples), 0.0
+        whole = varying = sum_squares(samples)
+        if len(compatible) == len(samples) == 1 and samples.ndim > 2:
+            samples = samples.flatten(0, -2)
         if compatible and len(samples) > 1:  # the mean of few samples absorbs a part of the variance
             varying = sum_squares(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
         parts.append((min(varying, whole), whole))

@@ -12,7 +12,7 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.core.quantization_scheme import QuantizedType
-from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities, sum_layer_errors
+from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities, sum_layer_errors, variance_share
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.qdq.fused_pairs import quantize_dequantize
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
@@ -244,3 +244,13 @@ def test_estimate_sensitivities_large_output_keeps_small_visible():
     )
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=16)
     assert min(found.of.values()) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("shape", "share"), [((1, 10), 1.0), ((1, 50, 10), 0.5), ((40, 10), 0.5)], ids=["vector", "positions", "samples"]
+)
+def test_variance_share_of_one_sample(shape, share):
+    """A single sample is no constant output: its positions are compared, or all of it counts."""
+    outputs = torch.ones(shape) + randn(*shape)
+    assert variance_share([outputs]) == pytest.approx(share, abs=0.1)
+    assert variance_share([torch.ones(4, 3)]) == 0
