@@ -47,7 +47,7 @@ def recurrent_file(tmp_path_factory):
     return path
 
 
-def test_weights_behind_no_node(recurrent_file):
+def test_weights_read_by_layers_directly(recurrent_file):
     """Every weight of a layer is an initializer under its name, and no node moves it."""
     graph = onnx.load(recurrent_file).graph
     sizes = {tensor.name: [*tensor.dims] for tensor in graph.initializer}
@@ -59,7 +59,7 @@ def test_weights_behind_no_node(recurrent_file):
 
 
 def test_tied_weight_stored_once(tmp_path):
-    """A weight with other readers stays behind a Transpose: a copy would make the file larger."""
+    """A weight with other readers stays, with a Transpose after it: a copy would make the file larger."""
     module = clika_compile(Tied().eval(), tracing_inputs=[torch.randint(64, (1, 5)), torch.randint(64, (2, 7))])
     module.clika_export(tmp_path / "model.onnx")
     graph = onnx.load(tmp_path / "model.onnx").graph
@@ -114,8 +114,8 @@ def test_quantization_of_nncf(recurrent_file):
     assert any(node.op_type == "DequantizeLinear" for node in found.graph.node)
 
 
-def test_external_weights_moved(tmp_path):
-    """Weights in a separate file are moved as well."""
+def test_external_weights_transposed(tmp_path):
+    """Weights in a separate file are transposed as well."""
     layer = nn.Sequential(nn.Linear(64, 32), nn.Tanh()).eval()
     inputs, options = [torch.randn(1, 5, 64), torch.randn(2, 3, 64)], ClikaCompileOptions(external_data=True)
     module = clika_compile(layer, tracing_inputs=inputs, clika_compile_options=options)
