@@ -60,6 +60,7 @@ CROSS_CACHE, UPDATE_FLAGS = "cross_attention_cache", "is_updated"
 """The cache of what a decoder reads from its encoder, and the attribute with the layers that are filled."""
 
 BATCH = "batch"
+"""Name of the first dim of all tensors of a cache."""
 
 IS_CROSS = "clika_ref_is_cross"
 """Set on a layer of such a cache in a trace whose calls have filled and empty ones: it serves both."""
@@ -389,12 +390,8 @@ def _describe(value: Any, path: tuple[str, ...], leaves: list[Any]) -> Any:
             entries[name] = _describe(item, inner, leaves)
             if grows and name in GROWING and entries[name] is not None:
                 entries[name]["empty"][-2] = 0
-                kind = (
-                    type(value).__qualname__,
-                    vars(value).get("sliding_window"),
-                    *(path[:1] if path[0] in PAIR_PARTS else ()),
-                )
-                entries[name]["grows_with"] = " ".join(map(str, kind))
+                kind = [type(value).__qualname__, str(vars(value).get("sliding_window"))]
+                entries[name]["grows_with"] = " ".join([*kind, *PAIR_PARTS.intersection(path)])
     return {"object": f"{type(value).__module__}:{type(value).__qualname__}", "attributes": entries}
 
 
@@ -457,7 +454,7 @@ def _find_filled_layers(cross: Any) -> dict[int, bool]:
     """Return which layers of an encoder's cache are filled; in a trace none, and a layer appends what is missing."""
     found: dict[int, bool] = {}
     for index, layer in enumerate(cross.layers):
-        seen = layer.keys.shape[2]
+        seen = 0 if layer.keys is None else layer.keys.shape[2]
         if isinstance(seen, torch.SymInt):
             setattr(layer, IS_CROSS, True)
         else:

@@ -28,7 +28,7 @@ def _split(node: ir.Node, operands: Sequence[torch.Tensor]) -> list[torch.Tensor
 
 def _unsqueeze(_: ir.Node, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     data, dims = operands
-    for dim in sorted(dims.tolist()):
+    for dim in sorted(dim % (data.ndim + len(dims)) for dim in dims.tolist()):
         data = data.unsqueeze(dim)
     return [data]
 
@@ -80,9 +80,14 @@ def _moves_weights(node: ir.Node, initializers: Mapping[str, ir.Value]) -> bool:
     if node.op_type not in LAYOUTS or node.domain or any(value.is_graph_output() for value in node.outputs):
         return False
     inputs = [value for value in node.inputs if value is not None]
-    if not all(value.const_value is not None and value.name in initializers for value in inputs):
+    stored = tensor_adapters.TorchTensor | ir.LazyTensor
+    if not all(isinstance(value.const_value, stored) and value.name in initializers for value in inputs):
         return False
     moved = inputs if node.op_type == "Concat" else inputs[:1]
+    if node.op_type == "Split" and len(inputs) == 1:
+        length = inputs[0].const_value.shape[node.attributes["axis"].as_int()]
+        if length % len(node.outputs):
+            return False
     return all(value.dtype in FLOATS and len(value.uses()) == 1 for value in moved)
 
 
