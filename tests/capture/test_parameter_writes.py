@@ -102,9 +102,20 @@ def test_parameter_data_read_detached_and_follows_weight():
     torch.testing.assert_close(module(x), model(x))
 
 
+def test_parameter_written_through_other_reference():
+    """A write to a tensor that is the whole memory of a weight is a write to the weight."""
+    model = Writing(double_kept_weight)
+    module = clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=False)
+    assert torch.equal(model.weight, torch.ones(3))
+    for _ in range(2):
+        torch.testing.assert_close(module(torch.ones(2, 3)), model(torch.ones(2, 3)))
+    torch.testing.assert_close(module.weight, model.weight)
+
+
 def test_parameter_sharing_written_memory_rejected():
     """A weight that shares the memory of a written tensor raises an error."""
     model = Writing(double_kept_weight)
+    model.held = [model.weight.detach()[1:]]
     with pytest.raises(ModelError, match="'weight' shares memory with another parameter, buffer or tensor that forw"):
         clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=False)
     assert torch.equal(model.weight, torch.ones(3))

@@ -281,7 +281,7 @@ def variance_share(*batches: Sequence[Tensor]) -> float:
         compatible = [zero_masked_elements(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
         samples = torch.cat(compatible) if compatible else first
         whole = varying = sum_squares(samples)
-        if len(compatible) == len(samples) == 1 and samples.ndim > 2:
+        if samples.ndim > 2 and len(compatible) == len(samples) == 1:
             samples = samples.flatten(0, -2)
         if compatible and len(samples) > 1:  # the mean of few samples absorbs a part of the variance
             varying = sum_squares(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
