@@ -84,11 +84,13 @@ def _moves_weights(node: ir.Node, initializers: Mapping[str, ir.Value]) -> bool:
     if not all(isinstance(value.const_value, stored) and value.name in initializers for value in inputs):
         return False
     moved = inputs if node.op_type == "Concat" else inputs[:1]
-    if node.op_type == "Split" and len(inputs) == 1:
-        length = inputs[0].const_value.shape[node.attributes["axis"].as_int()]
-        if length % len(node.outputs):
-            return False
+    if node.op_type == "Split" and len(inputs) == 1 and not _has_equal_parts(node, inputs[0].const_value):
+        return False
     return all(value.dtype in FLOATS and len(value.uses()) == 1 for value in moved)
+
+
+def _has_equal_parts(split: ir.Node, tensor: Any) -> bool:
+    return tensor.shape.numpy()[split.attributes["axis"].as_int()] % len(split.outputs) == 0
 
 
 def _make_weight(node: ir.Node, inputs: Sequence[ir.Value], index: int) -> ir.Value:
