@@ -246,7 +246,7 @@ def find_written_storages(program: fx.GraphModule) -> set[int]:
 
 
 def _iterate_sources(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield a node, and the nodes whose tensor it returns."""
+    """Yield a node, and the nodes before it that return the same tensor."""
     yield node
     while _returns_input(node):
         node = node.all_input_nodes[0]

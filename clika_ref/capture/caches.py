@@ -63,7 +63,7 @@ BATCH = "batch"
 """Name of the first dim of all tensors of a cache."""
 
 IS_CROSS = "clika_ref_is_cross"
-"""Set on a layer of such a cache in a trace whose calls have filled and empty ones: it serves both."""
+"""Set on a layer of such a cache in a trace of calls with filled and with empty ones: it serves both."""
 
 FIXED_TYPES = bool | int | float | str | None
 """Types of attributes that are part of the structure of a cache."""
@@ -338,7 +338,7 @@ FORMS: Mapping[tuple[str, str], Callable[..., Any]] = {
 
 
 def list_cache_dims(spec: pytree.TreeSpec) -> list[dict[int, str]]:
-    """Return the dims of each leaf of a structure whose size is that of other leaves, with a name for these.
+    """Return the dims of each leaf of a structure that are as long as those of other leaves, with a name for these.
 
     Leaves of caches have the same batch, and layers of one kind have seen the same positions.
     """

@@ -74,7 +74,7 @@ class TracedCalls:
         return explicit.with_cache_trees(declare_equal_sizes)
 
     def _find_equal_dims(self) -> list[list[tuple[int, int]]]:
-        """Return groups of leaves and dims whose sizes are equal in each call of a model with caches.
+        """Return groups of leaves and dims with equal sizes in each call of a model with caches.
 
         The batch is that of all inputs, unless the calls differ. Otherwise each layer has a length of its own, and an
         artifact would depend on relations between them.

@@ -20,7 +20,7 @@ MAX_SHOWN_NAMES = 4
 
 @dataclass(frozen=True)
 class ExposedState:
-    """A graph without state, whose last inputs and outputs are the state before and after a call."""
+    """A graph without state: its last inputs and outputs are the state before and after a call."""
 
     graph: Graph
     tensors: Sequence[Tensor]

@@ -94,7 +94,7 @@ def _has_equal_parts(split: ir.Node, tensor: Any) -> bool:
 
 
 def _make_weight(node: ir.Node, inputs: Sequence[ir.Value], index: int) -> ir.Value:
-    """Return an output of a node as a weight, whose elements are computed while they are written."""
+    """Return an output of a node as a weight; its elements are computed while they are written."""
     name, compute = node.outputs[index].name, LAYOUTS[node.op_type]
     tensors = [value.const_value for value in inputs]
 

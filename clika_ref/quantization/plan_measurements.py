@@ -27,7 +27,7 @@ class PlanMeasurements:
     """
 
     calibration: Calibration
-    """Calibration of the graph, whose kept batches bias corrections are fitted to."""
+    """Calibration of the graph; bias corrections are fitted to its kept batches."""
     evaluation: CandidateEvaluation
     """Held-out data."""
     operators: Mapping[str, Operator]

@@ -29,7 +29,7 @@ def compile_stateful(model, state="io"):
 
 
 def test_state_carried_by_caller(tmp_path):
-    """A file whose state the caller passes on computes what the module computes call after call."""
+    """A file computes the results of the module call after call if the caller passes its state on."""
     module = compile_stateful(Averaging())
     module.clika_export(tmp_path / "model.onnx")
     session = open_session(tmp_path / "model.onnx")
@@ -71,7 +71,7 @@ def test_written_input_returned(tmp_path):
 
 
 def test_lost_state_named(tmp_path, capfd):
-    """By default, the export names the buffers whose contents a file does not keep."""
+    """By default, the export names the buffers that a file does not keep."""
     compile_stateful(Averaging(), "internal").clika_export(tmp_path / "model.onnx")
     assert "forward writes 'mean', 'count', but the artifact keeps nothing between calls" in capfd.readouterr().err
     assert [i.name for i in onnx.load(tmp_path / "model.onnx").graph.input] == ["x"]

@@ -143,7 +143,7 @@ def record_gradients(
         graph: lowered.
         keys: the values, by any key; a node for the output of a layer.
         inputs: of the graph.
-        kept: values whose tensors are needed as well.
+        kept: further values to return the tensors of.
     """
     leaves = set(keys.values())
     layers = [key for key in keys if isinstance(key, Node)]

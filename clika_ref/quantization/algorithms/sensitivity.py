@@ -214,7 +214,7 @@ def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Pl
 def _find_first_layers(graph: Graph, values: Collection[Value], placement: Placement) -> dict[Value, list[Node]]:
     """Return the nodes from each of some values to the output, after fusion, of the only layer that reads it.
 
-    Only values before all layers are returned, of which no other one of ``values`` is computed.
+    Only values before all layers are returned, and only those that depend on no other one of ``values``.
     """
     preceded = set[Value]()
     for node in graph.nodes:
@@ -307,10 +307,7 @@ class _LayerErrors:
         while value is not tail:
             (use,) = value.uses
             assert isinstance(use.user, Node)
-            found = use.user.op(
-                found, *(_float_operand(v, self.tensors) for v in use.user.inputs[1:]), **use.user.attrs
-            )
-            value = use.user.output
+            found, value = self._apply(use.user, value, found), use.user.output
         return found - self.tensors[tail]
 
     @torch.no_grad()
@@ -335,11 +332,13 @@ class _LayerErrors:
         """Return the change in the output of the last node from an error in a value that the first node reads."""
         found = self.tensors[value] + error
         for node in nodes:
-            found = node.op(
-                *(found if v is value else _float_operand(v, self.tensors) for v in node.inputs), **node.attrs
-            )
-            value = node.output
+            found, value = self._apply(node, value, found), node.output
         return found - self.tensors[value]
+
+    def _apply(self, node: Node, value: Value, changed: Tensor) -> Tensor:
+        """Return the result of a node with one operand changed, and the others as in the float run."""
+        operands = (changed if v is value else _float_operand(v, self.tensors) for v in node.inputs)
+        return node.op(*operands, **node.attrs)
 
     def find_mean_dims(self, value: Value) -> list[int]:
         """Return the dims of the mean that bias correction removes from the rounding error; none if it removes none."""

@@ -19,7 +19,7 @@ def cut(sketch, x, dim, *, start=2, end=5, step=1):
 
 
 def test_push_slices_through_reshape_and_permute(sketch):
-    """The slice is made of the input of the layer, whose result keeps its name."""
+    """The slice is made of the input of the layer, and the layer keeps its name."""
     heads = build_heads(sketch, sketch.input(3, 5, 4), 5)
     layer, result = heads.producer.inputs[0].producer.inputs[0], cut(sketch, heads, 2)
     names = layer.name, result.name
