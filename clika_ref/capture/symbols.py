@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ BITWISE_OPERATORS = {
     torch_sympy.BitwiseFn_bitwise_or: "|",
 }
 """Python's operators for PyTorch's bitwise functions of sizes."""
+
+SAMPLED_LENGTHS = (1, 2, 3, 17, 64)
+"""Lengths of dims for which expressions are evaluated."""
+
+MAX_COUNTED_SYMBOLS = 3
+"""Maximum number of symbols of an expression that is evaluated for all these lengths."""
 
 
 @dataclass(frozen=True)
@@ -276,14 +283,29 @@ def _expand_path(file: str, line: int, text: str) -> str:
 
 
 def _holds_from_two(relation: sympy.Basic) -> bool:
-    """Whether a relation on one symbol holds for every size from 2 on (checked well beyond any constant in it)."""
-    if len(relation.free_symbols) != 1 or not isinstance(relation, sympy.core.relational.Relational):
+    """Whether a relation on one size holds for every size from 2 on (checked well beyond any constant in it).
+
+    The size may be a product or a quotient of several, such as the number of tokens of an image.
+    """
+    if not isinstance(relation, sympy.core.relational.Relational):
         return False
-    (symbol,) = relation.free_symbols
-    terms = {relation.lhs, relation.rhs} - {symbol}
-    return terms in ({sympy.S.Zero}, {sympy.S.One}, {sympy.Integer(2)}) and all(
-        bool(relation.subs(symbol, length)) for length in (2, 3, 5)
+    sizes = [term for term in relation.args if not isinstance(term, sympy.Integer)]
+    if len(sizes) != 1 or not (isinstance(sizes[0], sympy.Symbol) or _is_a_count(sizes[0])):
+        return False
+    limit = next(term for term in relation.args if term is not sizes[0])
+    return limit in {0, 1, 2} and all(
+        relation.func(*(limit if term is limit else length for term in relation.args)) == sympy.true
+        for length in map(sympy.Integer, (2, 3, 5))
     )
+
+
+def _is_a_count(size: sympy.Basic) -> bool:
+    """Whether an expression is not negative for any lengths, such as the number of patches, unlike a difference."""
+    names = [str(symbol) for symbol in size.free_symbols]
+    if not 0 < len(names) <= MAX_COUNTED_SYMBOLS:
+        return False
+    calls = (dict(zip(names, lengths, strict=True)) for lengths in product(SAMPLED_LENGTHS, repeat=len(names)))
+    return all(not is_met(Guard(sympy.Lt(size, 0), ""), call) for call in calls)
 
 
 def _is_from_operator(sloc: Any) -> bool:

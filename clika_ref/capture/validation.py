@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import sympy
@@ -22,6 +22,7 @@ from clika_ref.capture.state import collect_state
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.capture.traced_calls import TracedCalls
+from clika_ref.capture.violating_sizes import find_violating_sizes
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.declared_types import DeclaredTypes
 from clika_ref.core.errors import ModelError
@@ -33,6 +34,12 @@ from clika_ref.torch_internals.symbols import torch_sympy
 
 MAX_PROBE_RUNS = 8
 """Maximum number of further eager runs to test guards; each run tests all guards that it violates."""
+
+MAX_SOUGHT_RUNS = 4
+"""Maximum number of runs after these, at sizes sought for guards that none of them violated."""
+
+RUNS_PER_SOUGHT_GUARD = 2
+"""Maximum number of sizes that are tried for such a guard."""
 
 AGREEMENTS_PER_GUARD = 2
 """Number of agreeing runs after which a guard needs no more."""
@@ -60,12 +67,18 @@ class GuardEvidence:
 
     runs: list[ProbeRun] = field(default_factory=list)
 
+    max_runs: int = MAX_PROBE_RUNS
+
     def is_run_useful(self, violated: list[TracedGuard]) -> bool:
         """Whether a run that violates these guards would give new information about them."""
         disagreed = [run.violated for run in self.runs if not run.agreed]
-        if len(self.runs) >= MAX_PROBE_RUNS or violated in disagreed:
+        if len(self.runs) >= self.max_runs or violated in disagreed:
             return False
         return any(self._count_agreements(g) < AGREEMENTS_PER_GUARD and [g] not in disagreed for g in violated)
+
+    def is_tested(self, g: TracedGuard) -> bool:
+        """Whether a run violated a guard."""
+        return any(g in run.violated for run in self.runs)
 
     def idle(self, guards: Iterable[TracedGuard]) -> list[TracedGuard]:
         """Return irrelevant guards: runs violating them agreed, and other guards exclude all runs that disagreed."""
@@ -267,9 +280,17 @@ class Validation:
             for length, symbols in product(lengths, self._group_symbols()):
                 size = self._next_size(symbols[0], base) if length is None else length
                 if size >= 0 or all(s.source.dim is None for s in symbols):
-                    self._run_at(leaves, symbols, size, evidence)
-            for g in evidence.idle(g for g in self.result.guards if g.is_testable):
-                self._drop(g)
+                    self._run_at(leaves, {s.name: size for s in symbols}, evidence)
+            self._drop_idle(evidence)
+        evidence.max_runs = len(evidence.runs) + MAX_SOUGHT_RUNS
+        for g in [g for g in self.result.guards if g.is_testable and not evidence.is_tested(g)]:
+            for sizes in islice(find_violating_sizes(g.guard, base, self.result.graph.symbols), RUNS_PER_SOUGHT_GUARD):
+                self._run_at(leaves, {name: size for name, size in sizes.items() if size != base[name]}, evidence)
+        self._drop_idle(evidence)
+
+    def _drop_idle(self, evidence: GuardEvidence) -> None:
+        for g in evidence.idle(g for g in self.result.guards if g.is_testable):
+            self._drop(g)
 
     def _next_size(self, symbol: Symbol, base: Mapping[str, int]) -> int:
         """Return a size that no other run has: beyond the traced lengths of a loop, which is an upper bound.
@@ -287,17 +308,17 @@ class Validation:
         groups = [[s for s in symbols if dims[s.name] in group] for group in self.traced.comparison.groups]
         return [*(group for group in groups if len(group) > 1), *([s] for s in symbols)]
 
-    def _run_at(self, leaves: list[Any], symbols: list[Symbol], length: int, evidence: GuardEvidence) -> None:
-        """Compare the graph with eager at another size of some dims, if that gives new information about the guards."""
-        sizes = {**self._sizes(leaves), **{s.name: length for s in symbols}}
+    def _run_at(self, leaves: list[Any], changes: Mapping[str, int], evidence: GuardEvidence) -> None:
+        """Compare the graph with eager at other sizes of some symbols, if that gives new information about guards."""
+        sizes = {**self._sizes(leaves), **changes}
         violated = [g for g in self.result.guards if not _is_satisfied(g, sizes)]
-        if not all(g.is_testable for g in violated) or (length == 0 and len(violated) > len(symbols)):
+        if not all(g.is_testable for g in violated) or (0 in changes.values() and len(violated) > len(changes)):
             return
         if evidence.is_run_useful(violated):
-            dims = [dim for s in symbols if (dim := self._dim_of(s)) is not None]
-            changes = {s: size for dim in dims for s, size in self._resize_equal_dims(dim, length).items()}
+            dims = [(self._dim_of(self.result.graph.symbols[name]), size) for name, size in changes.items()]
+            equal = [self._resize_equal_dims(dim, size) for dim, size in dims if dim is not None]
             self._entered.clear()
-            agreed = self.agrees_on(resize_leaves(leaves, changes))
+            agreed = self.agrees_on(resize_leaves(leaves, {dim: size for one in equal for dim, size in one.items()}))
             evidence.runs.append(ProbeRun(violated, agreed, self._entered >= self._branches))
 
     def _find_smallest_call(self) -> list[Any]:

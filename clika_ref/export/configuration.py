@@ -25,6 +25,8 @@ class ExportConfiguration:
     """Whether BF16 replaces float32."""
     keep_outputs_at_idx: tuple[int, ...] | None = None
     """Indices of the outputs to write; None for all."""
+    allow_unchecked_guards: bool = False
+    """Whether to write artifacts that return results for inputs that violate a guard."""
 
     @property
     def half(self) -> torch.dtype | None:
@@ -69,6 +71,7 @@ def export_configuration(
     export_fp16: bool = False,
     export_bf16: bool = False,
     keep_outputs_at_idx: Sequence[int] | None = None,
+    allow_unchecked_guards: bool = False,
 ) -> Iterator[ExportConfiguration]:
     """Configure the exports within this ``with`` statement; inner statements replace outer ones.
 
@@ -80,15 +83,18 @@ def export_configuration(
         export_bf16: the same in bfloat16.
         keep_outputs_at_idx: indices of the outputs to export, in this order; by default all. Nodes that only other
             outputs need are removed.
+        allow_unchecked_guards: write an artifact, with a warning, although it returns results for inputs that violate a
+            guard. The module rejects such inputs; check them before each call of the artifact.
 
     Raises:
         ModelError: a switch is no bool, both FP16 and BF16 are requested, or the indices are no distinct integers.
     """
-    _check_switches({"export_int4": export_int4, "export_fp16": export_fp16, "export_bf16": export_bf16})
+    switches = {"export_fp16": export_fp16, "export_bf16": export_bf16}
+    _check_switches({"export_int4": export_int4, **switches, "allow_unchecked_guards": allow_unchecked_guards})
     if export_fp16 and export_bf16:
         raise ModelError("export_fp16 and export_bf16 are both True. Choose one.")
     indices = None if keep_outputs_at_idx is None else _check_indices(keep_outputs_at_idx)
-    configuration = ExportConfiguration(export_int4, export_fp16, export_bf16, indices)
+    configuration = ExportConfiguration(export_int4, export_fp16, export_bf16, indices, allow_unchecked_guards)
     token = _current.set(configuration)
     try:
         yield configuration

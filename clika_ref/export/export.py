@@ -22,10 +22,10 @@ from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.dynamic_axes import filter_examples, restrict_dynamic_dims
 from clika_ref.export.export_graph import apply_form, make_float_graph
 from clika_ref.export.fp16 import check_overflow
+from clika_ref.export.guard_check import check_guards
 from clika_ref.export.interface import name_interface
 from clika_ref.export.quantized_check import compare_quantized
 from clika_ref.export.speed import add_speed, can_time
-from clika_ref.export.unchecked_guards import warn_of_unchecked_guards
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.weight_checks import nan_warning
 from clika_ref.reporting.console import format_size
@@ -77,7 +77,8 @@ def export(
         log: receives the duration and result of each step.
 
     Raises:
-        ModelError: a name or an axis does not fit, or the file cannot be written.
+        ModelError: a name or an axis does not fit, the file cannot be written, or it would return results for inputs
+            that violate a guard.
         TargetError: the target is unknown, rejects nodes, or computes different results.
     """
     target = target_for(deployment, registry)
@@ -107,7 +108,8 @@ def export(
                 make_plain = partial(make_float_graph, plain, target, registry, form)
                 inputs = take_one_sample(graph, examples[0])
                 artifact = add_speed(artifact, graph, target, inputs, log, make_plain=make_plain)
-    warn_of_unchecked_guards(graph, log)
+        allowed = request.configuration.allow_unchecked_guards
+        check_guards(graph, artifact, target, examples, log, allow_unchecked=allowed)
     # Runtimes look for external data next to the given path; next to a link there is none.
     written = resolve_links(path) if path.is_symlink() else path
     log.detail(f"Saved final model: {written}")

@@ -1,55 +1,16 @@
-"""Report the assumptions of an artifact on sizes: the module checks guards on each call, runtimes do not."""
+"""Find the guards that an artifact does not check: the module checks all on each call, runtimes know none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import sympy
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import Guard
-from clika_ref.reporting.log import CompilationLog
 from clika_ref.torch_internals.symbols import torch_sympy
 
-MAX_SHOWN_GUARDS = 5
-"""Maximum number of guards in the warning."""
-
 MIN_FUNCTIONS = (sympy.Min, torch_sympy.Min)
-
-
-def warn_of_unchecked_guards(graph: Graph, log: CompilationLog) -> None:
-    """Warn about the guards that the artifact does not check; a long list is written to the log file.
-
-    Some come from branches of the model's own Python code, others from PyTorch's operators. Where a guard does not
-    hold, the model may fail (fewer rows than ``topk`` takes), or compute something else (`chunk` returns fewer parts).
-    """
-    guards = find_unchecked_guards(graph)
-    if guards:
-        shown = guards[:MAX_SHOWN_GUARDS]
-        where = ", listed in the log" if log.path else "; logs_dir writes a log of all"
-        more = f"; and {len(guards) - MAX_SHOWN_GUARDS} more{where}" if len(guards) > MAX_SHOWN_GUARDS else ""
-        log.warning(
-            f"the artifact does not check the guards {'; '.join(map(str, shown))}{more}. "
-            f"{''.join(_describe_computed_sizes(graph, shown))}"
-            "Inputs that violate them may fail or give wrong results. Check them before each call."
-        )
-    if len(guards) > MAX_SHOWN_GUARDS:
-        shown = "\n".join(f"+ {guard}" for guard in guards)
-        log.detail(f"The artifact does not check these guards:\n{shown}")
-
-
-def _describe_computed_sizes(graph: Graph, guards: list[Guard]) -> Iterator[str]:
-    """Yield a sentence for each size or number in guards that is not one of an input, but depends on values."""
-    used = {symbol for guard in guards for symbol in guard.relation.free_symbols}
-    inputs = {value.name for value in graph.inputs}
-    results = {value.name: node for node in graph.nodes for value in node.outputs}
-    for symbol in graph.symbols.values():
-        if symbol.expr in used and symbol.source.name not in inputs:
-            part = "the value" if symbol.source.dim is None else f"dim {symbol.source.dim}"
-            node = results.get(symbol.source.name)
-            line = f" at {node.origin.line}" if node and node.origin.line else ""
-            yield f"{symbol.name} is {part} of a result of {node.op_type if node else 'the model'}{line}. "
 
 
 def find_unchecked_guards(graph: Graph) -> list[Guard]:

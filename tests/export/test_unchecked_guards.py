@@ -8,7 +8,8 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._sympy.functions import Min
 
-from clika_ref import clika_compile
+from clika_ref import clika_compile, export_configuration
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.export.unchecked_guards import find_unchecked_guards
@@ -20,20 +21,35 @@ def branch_on_length(x):
     return x * 2 if x.shape[0] > 4 else x * 3
 
 
-def export_and_read_log(function, inputs, tmp_path, **options):
+def export_and_read_log(function, inputs, tmp_path, *, allow=False, **options):
     """Return the log of an export."""
     logs = tmp_path / "logs"
     module = clika_compile(function, tracing_inputs=inputs, logs_dir=logs)
-    module.clika_export(tmp_path / "m.onnx", **options)
+    with export_configuration(allow_unchecked_guards=allow):
+        module.clika_export(tmp_path / "m.onnx", **options)
     return "".join(path.read_text() for path in logs.iterdir())
 
 
-def test_clika_export_unchecked_branch_warned_once(tmp_path, capsys):
-    """A branch on a size is reported once, with its line."""
-    text = export_and_read_log(branch_on_length, SIZES, tmp_path)
+def test_clika_export_unchecked_branch_rejected(tmp_path):
+    """A file that would follow one branch for all sizes is not written, and an earlier one stays."""
+    (tmp_path / "m.onnx").write_bytes(b"earlier")
+    line = inspect.getsourcelines(branch_on_length)[1] + 1
+    message = (
+        rf"does not check the guard batch > 4 \(from test_unchecked_guards.py:{line}\). It returns a result for x: "
+        r"float32\[4, 4\], which violates batch > 4.* Fix such dims with dynamic_axes"
+    )
+    with pytest.raises(ModelError, match=message):
+        export_and_read_log(branch_on_length, SIZES, tmp_path)
+    assert (tmp_path / "m.onnx").read_bytes() == b"earlier"
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "logs"}
+
+
+def test_clika_export_allowed_unchecked_branch_warned_once(tmp_path, capsys):
+    """On request the file is written; its branch on a size is reported once, with its line."""
+    text = export_and_read_log(branch_on_length, SIZES, tmp_path, allow=True)
     line = inspect.getsourcelines(branch_on_length)[1] + 1
     warning = (
-        f"Warning: the artifact does not check the guards batch > 4 (from test_unchecked_guards.py:{line}). "
+        f"Warning: the artifact does not check the guard batch > 4 (from test_unchecked_guards.py:{line}). "
         "Inputs that violate them may fail or give wrong results."
     )
     assert text.count(warning) == 1
@@ -60,17 +76,17 @@ def test_clika_export_checked_guards_give_no_warning(function, inputs, options, 
     [
         (lambda x: x.topk(3, 0)[0], [torch.rand(5, 4), torch.rand(6, 4)], "batch >= 3"),
         (lambda x: x + torch.arange(10)[: x.shape[0], None], SIZES, "batch <= 10"),
-        (
-            lambda x: sum(part.sum() for part in x.chunk(4)),
-            SIZES,
-            "batch - 3*(((batch + 3)//4)) >= 0",
-        ),
+        (lambda x: sum(part.sum() for part in x.chunk(4)), SIZES, "batch - 3*(((batch + 3)//4)) >= 0"),
     ],
     ids=["topk", "slice of a table", "chunk"],
 )
-def test_clika_export_operator_guard_warned_with_line(function, inputs, limit, tmp_path):
-    """A size limit of an operator is reported with its line; beyond it, the artifact is wrong."""
-    assert f"{limit} (from test_unchecked_guards.py:" in export_and_read_log(function, inputs, tmp_path)
+def test_clika_export_operator_guard_checked_by_runtime(function, inputs, limit, tmp_path, capfd):
+    """A size limit of an operator at which the artifact fails itself is listed in the log, with its line."""
+    text = export_and_read_log(function, inputs, tmp_path)
+    assert "fails for inputs that violate these guards:" in text
+    assert f"+ {limit} (from test_unchecked_guards.py:" in text
+    assert "does not check" not in text
+    assert "onnxruntime:" not in capfd.readouterr().err  # the runtime's own message about the failure
 
 
 class PackedSequences(torch.nn.Module):
@@ -90,7 +106,7 @@ def test_clika_export_guard_on_value_names_its_source(tmp_path):
     inputs = [(torch.rand(n, 2, 4), torch.tensor([n, 2])) for n in (5, 7)]
     text = export_and_read_log(PackedSequences(), inputs, tmp_path)
     line = inspect.getsourcelines(PackedSequences.forward)[1] + 1
-    assert "guards max_1_item >= 1. " in text
+    assert "the guard max_1_item >= 1. " in text
     assert f"max_1_item is the value of a result of amax at test_unchecked_guards.py:{line}. " in text
 
 
@@ -100,7 +116,8 @@ def test_clika_export_many_guards_shortened_on_console(tmp_path, capsys):
     def branch_on_many_lengths(x):
         return sum(x * n for n in range(12) if x.shape[0] > n)
 
-    text = export_and_read_log(branch_on_many_lengths, [torch.rand(20, 4), torch.rand(24, 4)], tmp_path)
+    inputs = [torch.rand(20, 4), torch.rand(24, 4)]
+    text = export_and_read_log(branch_on_many_lengths, inputs, tmp_path, allow=True)
     assert "batch > 11" not in capsys.readouterr().err
     lines = text.splitlines()
     (first,) = [i for i, line in enumerate(lines) if "The artifact does not check these guards" in line]

@@ -40,6 +40,7 @@ def compile_model(
     train_mode: options.TrainMode = False,
     dry_run: options.DryRun = False,
     no_compare: options.NoCompare = False,
+    allow_unchecked_guards: options.AllowUncheckedGuards = False,
     as_json: options.AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -64,7 +65,8 @@ def compile_model(
         )
         result: dict[str, Any] = {}
         if not dry_run:
-            result = {"artifact": _describe_artifact(module.clika_export(output)), "seconds": module.timings}
+            with clika_ref.export_configuration(allow_unchecked_guards=allow_unchecked_guards):
+                result = {"artifact": _describe_artifact(module.clika_export(output)), "seconds": module.timings}
         elif as_json:
             result = import_lazily("graphs").dry_run_as_json(module, resolved.settings.deployment_settings)
     if result:
@@ -90,6 +92,7 @@ def quantize(
     logs_dir: options.LogsDir = None,
     seed: options.Seed = 0,
     dry_run: options.DryRun = False,
+    allow_unchecked_guards: options.AllowUncheckedGuards = False,
     as_json: options.AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -108,7 +111,8 @@ def quantize(
             subject = quantizing.load_model_with_data(model, calibrate or (), inputs or (), batch_size)
             choices.check_artifact_suffix(output, quantizing.find_deployment(subject, resolved))
         module = quantizing.quantize_model(subject, resolved, logs_dir)
-        artifact, saved = _write_results(module, paths, keep_inputs=keep_inputs)
+        with clika_ref.export_configuration(allow_unchecked_guards=allow_unchecked_guards):
+            artifact, saved = _write_results(module, paths, keep_inputs=keep_inputs)
     written = {"artifact": artifact, "saved": saved, "seconds": module.timings}
     _print_results(
         {**quantizing.decisions_as_json(module), **written}, as_json=as_json, before=f"{module.clika_summary()}\n"
@@ -125,6 +129,7 @@ def export(
     fp16: options.Fp16 = False,
     bf16: options.Bf16 = False,
     keep_output: options.KeepOutput = None,
+    allow_unchecked_guards: options.AllowUncheckedGuards = False,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
     debug: Debug = False,
@@ -143,7 +148,7 @@ def export(
             module = clika_ref.ClikaModule.clika_load(model)
             choices.check_artifact_suffix(output, deployment or choices.deployment_settings_of_saved(module))
         flags = {"export_fp16": fp16, "export_bf16": bf16, "keep_outputs_at_idx": keep_output}
-        with clika_ref.export_configuration(**flags):
+        with clika_ref.export_configuration(**flags, allow_unchecked_guards=allow_unchecked_guards):
             artifact = module.clika_export(output, example, deployment_settings=deployment)
     _print_results({"artifact": _describe_artifact(artifact), "seconds": module.timings}, as_json=as_json)
 
@@ -151,10 +156,10 @@ def export(
 def _write_results(module: clika_ref.ClikaModule, paths: dict[str, Path | None], *, keep_inputs: bool) -> list[Any]:
     """Write the artifact, the saved module, or both. Return the facts of each, None for one that was not requested."""
     output, saved = paths.get("-o"), paths.get("--save")
-    artifact = None if output is None else _describe_artifact(module.clika_export(output))
-    if saved is not None:
+    if saved is not None:  # first, as an export may be refused
         with show_spinner("Saving"):
             module.clika_save(saved, keep_calibration_inputs=keep_inputs)
+    artifact = None if output is None else _describe_artifact(module.clika_export(output))
     return [artifact, None if saved is None else {"file": saved, "bytes": saved.stat().st_size}]
 
 

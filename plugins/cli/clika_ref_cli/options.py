@@ -120,3 +120,10 @@ Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute in BF16 instead of f
 KeepOutput = Annotated[
     list[int] | None, typer.Option(metavar="INDEX", help="Export only this output, counted from 0. May be repeated.")
 ]
+
+AllowUncheckedGuards = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unchecked-guards", help="Write a file that also takes sizes that the model does not, with a warning."
+    ),
+]

@@ -196,10 +196,10 @@ class OnnxRuntimeRunner:
 
         options = ort.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # errors are raised, and warnings are about the file
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, optimization_level)
         if profiled is not None:
-            options.optimized_model_filepath, options.log_severity_level = str(profiled), 4  # it warns about the file
+            options.optimized_model_filepath = str(profiled)
             options.enable_profiling, options.profile_file_prefix = True, str(profiled.with_suffix(""))
         try:
             self.session = ort.InferenceSession(str(artifact.path), options, providers=PROVIDERS)
