@@ -58,6 +58,11 @@ class WeightOnlyScheme:
     """Supported bit widths."""
     blocks: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]], hash=False)
     """Supported block sizes by bit width, 0 for a whole row; any size for widths that are not listed."""
+    lookups: Mapping[str, bool] = field(default_factory=dict[str, bool], hash=False)
+    """Operators that read rows of low-bit tables, also where layers compute in INT8.
+
+    True if the target has an operator of its own that dequantizes the rows of a 4-bit table.
+    """
     rounds_inputs: bool = False
     """Whether the target rounds the input of such a layer to 8 bits at run time, with a scale per block of a row."""
     block_size: int = 32

@@ -30,9 +30,6 @@ class QuantizationTrait:
     is_homogeneous: bool = False
     matrices: int | None = None
 
-    def __str__(self) -> str:
-        return self.kind
-
 
 KEEP_FLOAT = QuantizationTrait("keep-float")
 """Computed in float; quantizing the result brings no benefit (the default)."""
@@ -45,6 +42,9 @@ HOMOGENEOUS_OWN_QPARAMS = QuantizationTrait("own-qparams", is_homogeneous=True)
 
 SHARED_QPARAMS = QuantizationTrait("shared-qparams")
 """Moves or selects elements: the result shares the qparams of the first operand."""
+
+LOOKUP = QuantizationTrait("lookup", weight=0, axis=0)
+"""Selects rows of a table, its weight: each row may have its own scale, and only selected rows are dequantized."""
 
 UNIFIED_QPARAMS = QuantizationTrait("unified-qparams")
 """Joins operands: all of them and the result share the same qparams."""

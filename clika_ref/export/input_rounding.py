@@ -32,13 +32,19 @@ def find_low_bit_layers(graph: Graph) -> dict[Node, LowBitFormat]:
         weight = node.op.trait.weight
         if weight is not None and isinstance(node.inputs[weight], Value):
             made = _find_dequantize(node.inputs[weight])
-            if made is not None and made.inputs[0].is_constant and _find_dequantize(node.inputs[0]) is None:
+            if made is not None and _is_stored(made.inputs[0]) and _find_dequantize(node.inputs[0]) is None:
                 found[node] = LowBitFormat(made.attrs["bits"], made.attrs["block_size"] or 0)
     return found
 
 
 def _find_dequantize(value: Value) -> Node | None:
     return value.producer if value.producer is not None and value.producer.op_type == "dequantize" else None
+
+
+def _is_stored(integers: Value) -> bool:
+    """Whether integers are a constant, or one that is transposed because a lookup reads its rows."""
+    node = integers.producer
+    return integers.is_constant or (node is not None and node.op_type == "permute" and node.first_tensor.is_constant)
 
 
 def find_rounding_layers(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, int]:

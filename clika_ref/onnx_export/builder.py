@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from clika_ref.core.errors import PluginError, TargetError
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.dtypes import TO_TORCH, bytes_of, to_onnx
-from clika_ref.onnx_export.int4 import pack_int4
+from clika_ref.onnx_export.int4 import INT4_BITS, pack_int4
 from clika_ref.onnx_export.sizes import SizeEmitter
 
 if TYPE_CHECKING:
@@ -243,8 +244,13 @@ class OnnxBuilder:
         return x.const_value is not None
 
     def as_int4(self, x: ir.Value) -> ir.Value:
-        """Return an int8 constant stored as INT4; return a computed value unchanged."""
-        stored, shape = x.const_value, x.shape
+        """Return an int8 constant, also a transposed one, stored as INT4; return a computed value unchanged."""
+        stored, shape, mover = x.const_value, x.shape, x.producer()
+        if mover is not None and mover.op_type == "Transpose" and not x.uses():
+            constant = mover.inputs[0]
+            if constant is not None and constant.const_value is not None:
+                mover.replace_input_with(0, self.as_int4(constant))
+                x.type = ir.TensorType(ir.DataType.INT4)
         if stored is None or shape is None:
             return x
         name, kind = f"{x.name}/int4", ir.DataType.INT4
@@ -253,6 +259,20 @@ class OnnxBuilder:
             value.const_value = ir.LazyTensor(lambda: _pack(stored, name), dtype=kind, shape=shape, name=name)
             self.initializers[name] = value
             self._types[value] = self._types[x]
+        return self.initializers[name]
+
+    def as_bytes_of_halves(self, x: ir.Value, offset: int) -> ir.Value:
+        """Return a 4-bit constant ``int8[n, d]`` as ``uint8[n, ceil(d / 2)]``, with the offset added to each half."""
+        stored = x.const_value
+        assert stored is not None
+        rows, width = (int(size) for size in stored.shape)
+        name, kind, shape = f"{x.name}/bytes", ir.DataType.UINT8, ir.Shape((rows, -(-width // 2)))
+        if name not in self.initializers:
+            value = ir.Value(name=name, shape=shape, type=ir.TensorType(kind))
+            make = partial(_join_halves, stored, offset, name)
+            value.const_value = ir.LazyTensor(make, dtype=kind, shape=shape, name=name)
+            self.initializers[name] = value
+            self._types[value] = TensorType(torch.uint8, (rows, -(-width // 2)))
         return self.initializers[name]
 
     def like(self, x: ir.Value, number: Any) -> ir.Value:
@@ -343,6 +363,13 @@ def _takes_bfloat16(op_type: str, position: int, opset: int) -> bool:
 def _pack(tensor: ir.TensorProtocol, name: str) -> ir.PackedTensor[Any]:
     steps = torch.from_numpy(np.array(tensor.numpy()))
     return ir.PackedTensor(pack_int4(steps), ir.DataType.INT4, shape=ir.Shape(steps.shape), name=name)
+
+
+def _join_halves(stored: ir.TensorProtocol, offset: int, name: str) -> tensor_adapters.TorchTensor:
+    """Return the rows of a matrix with two neighbors in each byte; the last one of an odd row stands alone."""
+    steps = torch.from_numpy(np.array(stored.numpy())).to(torch.int16) + offset
+    steps = torch.nn.functional.pad(steps, (0, steps.shape[1] % 2)).to(torch.uint8)
+    return tensor_adapters.TorchTensor(steps[:, 0::2] | (steps[:, 1::2] << INT4_BITS), name=name)
 
 
 def _reject_symbolic_attributes(op_type: str, attrs: Mapping[str, Any]) -> None:

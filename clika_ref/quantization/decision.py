@@ -196,19 +196,26 @@ def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: Weigh
     plan = Plan(scheme)
     plan.packed_weights = {node.name: packed for node, packed in found.packed.items()}
     plan.floats = {node.name: reason for node, reason in found.floats.items()}
+    reports = weight_only_reports(graph, found)
+    parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
+    rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)
+    return Quantization(plan, reports, rows, "", count_file_bytes(graph, reports))
+
+
+def weight_only_reports(graph: Graph, found: WeightOnlyResult) -> list[LayerReport]:
+    """Return a row for each layer and lookup whose weights alone are quantized, or that stays in float, in order."""
     reports: list[LayerReport] = []
     for node in graph.nodes:
         if node in found.evaluated:
             form = found.evaluated[node]
-            widths, after = (form.bits, FLOAT32_BITS), form.bytes_of(_weight_elements(node))
+            stored = 0 if node in found.shared else _weight_elements(node)
+            widths, after = (form.bits, FLOAT32_BITS), form.bytes_of(stored)
             row = _report_layer(node, found.sensitivities, found.floats, widths, after)
             reports.append(replace(row, note=found.notes.get(node, "")))
         elif node in found.floats:
             widths = FLOAT32_BITS, FLOAT32_BITS
             reports.append(_report_layer(node, found.sensitivities, found.floats, widths, _weight_bytes(node)))
-    parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
-    rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)
-    return Quantization(plan, reports, rows, "", count_file_bytes(graph, reports))
+    return reports
 
 
 def predict_thresholds(

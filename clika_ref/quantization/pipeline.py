@@ -16,6 +16,7 @@ from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEval
 from clika_ref.quantization.algorithms.gptq import round_weights
 from clika_ref.quantization.algorithms.mixed_precision import find_layers_without_gain, select_float_layers
 from clika_ref.quantization.algorithms.sensitivity import (
+    LayerErrorTerms,
     Sensitivities,
     estimate_sensitivities,
     merge_sensitivities,
@@ -24,7 +25,7 @@ from clika_ref.quantization.algorithms.sensitivity import (
     source_of_rounding,
     variance_share,
 )
-from clika_ref.quantization.algorithms.weight_only import list_layer_options, quantize_weights_only
+from clika_ref.quantization.algorithms.weight_only import list_layer_options, quantize_tables, quantize_weights_only
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.observer_search import (
     MAX_LOSS_ON_LARGER_INPUTS,
@@ -39,6 +40,7 @@ from clika_ref.quantization.decision import (
     merge_quantizations,
     predict_thresholds,
     summarize_weight_only,
+    weight_only_reports,
 )
 from clika_ref.quantization.layer_settings import NodeSettings
 from clika_ref.quantization.plan_measurements import PlanMeasurements
@@ -180,13 +182,18 @@ class QuantizationPipeline:
         )
         remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
-        reports = layer_reports(placement, sensitivities.of, self.scheme)
+        tables = quantize_tables(
+            self.calibration, plan, settings, self._skip_reasons, self._find_rounding_options
+        )
+        plan = replace(plan, packed_weights={node.name: packed for node, packed in tables.packed.items()})
+        reports = [*layer_reports(placement, sensitivities.of, self.scheme), *weight_only_reports(self._graph, tables)]
         varying = variance_share(sensitivities.outputs, *self.evaluation.outputs)
         parts = {
             n.name: replace(part, own=part.own * remaining.get(n.name, 1.0))
             for n, part in sensitivities.parts.items()
             if n not in chosen.cheap or n in placement.layers
         }
+        parts |= {node.name: LayerErrorTerms(share) for node, share in tables.sensitivities.items()}
         rows = predict_thresholds(reports, parts, sensitivities.joints, varying, error, graph=self._graph)
         kept_in_float = [node.origin.scope or node.name for node in placement.floats if node in chosen.cheap]
         size, observers = count_file_bytes(self._graph, reports), search.observers_of(plan)

@@ -90,6 +90,7 @@ class PlanKey(StoredName):
     INT32_BIAS_2D_OR_STATIC = "int32_bias_2d_or_static"
     SHARED_QPARAMS = "shared_qparams"
     IS_ALL_OR_NONE_QUANTIZED = "is_all_or_none_quantized"
+    LOOKUPS = "lookups"
     QPARAMS = "qparams"
     FLOATS = "floats"
     SCALE_SOURCES = "scale_sources"

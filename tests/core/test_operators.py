@@ -277,4 +277,4 @@ def test_error_class_and_trait_str_match_declaration():
     assert str(ulp(8, 1.0)) == "ulp(8, 1.0)"
     assert str(OWN_QPARAMS) == "own-qparams"
     trait = compute_trait(weight=1, axis=0, bias=2)
-    assert (str(trait), trait.weight, trait.axis, trait.bias) == ("compute", 1, 0, 2)
+    assert (trait.kind, trait.weight, trait.axis, trait.bias) == ("compute", 1, 0, 2)

@@ -11,6 +11,7 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import WeightOnlyScheme
+from clika_ref.core.traits import LOOKUP
 from clika_ref.quantization.algorithms.gptq import quantize_with_gptq, sum_squared_error
 from clika_ref.quantization.algorithms.gradient_tape import record_gradients
 from clika_ref.quantization.algorithms.sensitivity import sensitivity_reason, variance_share
@@ -18,8 +19,9 @@ from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.weight_clipping import find_clipped_scales
 from clika_ref.quantization.graph_runs import visit_activations
 from clika_ref.quantization.layer_settings import NodeSettings
+from clika_ref.quantization.qdq.insertion import Plan, weight_as_table
 from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_of, weight_position_of
-from clika_ref.quantization.qdq.packed_weights import PackedWeight, has_output_rows, weight_rows
+from clika_ref.quantization.qdq.packed_weights import INT4_BITS, INT8_BITS, PackedWeight, has_output_rows, weight_rows
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import compute_weight_scales
 from clika_ref.settings.compile_options import ClikaCompileOptions
@@ -48,9 +50,14 @@ class WeightOnlyResult:
     """Layers that cannot take the smallest requested width, with the reason."""
     variance_share: float = 0.0
     """See `variance_share`."""
+    shared: set[Node] = field(default_factory=set[Node])
+    """Lookups in the weight of a layer, whose integers they read."""
 
 
 FLOAT_WEIGHT_REASON = "the target computes {} with float weights"
+
+MIN_TABLE_BYTES = 2**16
+"""Size of a table below which low bits save nothing worth the nodes of a lookup."""
 
 
 def quantize_weights_only(
@@ -77,17 +84,55 @@ def quantize_weights_only(
     Raises:
         ModelError: a width or block size is requested that the target does not support.
     """
-    search = _OptionSearch(calibration, settings, forced, find_options)
+    search = _OptionSearch(calibration, kind, settings, forced, find_options)
     for node, options in list_layer_options(calibration.graph, kind, chosen, settings, skipped).items():
         if isinstance(options, str):
             search.found.floats[node] = options
+        elif node.op.trait is LOOKUP:
+            search.tables[node] = options
         else:
             search.waiting[node] = iter(options)
             if reason := _find_row_reason(node, min(chosen[node].weights_num_bits), kind):
                 search.found.notes[node] = reason
-    if search.waiting:
-        search.run()
+    search.run(lambda layer: search.found.packed.get(layer))
     return search.found
+
+
+def quantize_tables(
+    calibration: Calibration,
+    plan: Plan,
+    settings: QuantizationSettings,
+    skipped: Mapping[Node, str],
+    find_options: Callable[[], ClikaCompileOptions],
+) -> WeightOnlyResult:
+    """Quantize the tables of lookups to 8 bits, with a scale for each row, beside layers that compute in INT8.
+
+    A table that a quantized layer reads as its weight takes the integers of this layer, which are stored once.
+
+    Args:
+        calibration: of the lowered graph.
+        plan: of its layers.
+        settings: those of the model.
+        skipped: nodes that stay unchanged, with the reason.
+        find_options: returns the options of the rounding.
+    """
+    kind = plan.scheme.weights_only or WeightOnlyScheme()
+    search = _OptionSearch(calibration, kind, settings, (), find_options)
+    for node in calibration.graph.nodes:
+        if node.op.trait is LOOKUP:
+            reason = skipped.get(node) or _find_float_reason(calibration.graph, node, kind)
+            if reason:
+                search.found.floats[node] = reason
+            else:
+                search.tables[node] = [(INT8_BITS, 0)]
+    search.run(lambda layer: weight_as_table(layer, plan) if layer.name in plan.weights else None)
+    return search.found
+
+
+def _find_tied_layers(node: Node) -> list[Node]:
+    """Return the nodes, other than lookups, that read the table of a lookup."""
+    users = [use.user for use in weight_of(node).uses if isinstance(use.user, Node)]
+    return [user for user in users if user.op.trait is not LOOKUP]
 
 
 def list_layer_options(
@@ -107,7 +152,7 @@ def list_layer_options(
     for node in graph.nodes:
         if node.op.trait.matrices is not None:
             found[node] = skipped.get(node, FLOAT_WEIGHT_REASON.format(node.op_type))
-        elif node.op.trait.kind == COMPUTE_TRAIT:
+        elif node.op.trait.kind == COMPUTE_TRAIT or node.op.trait is LOOKUP:
             _reject_widths(node, chosen[node].weights_num_bits, kind)
             reason = skipped.get(node) or _find_float_reason(graph, node, kind)
             found[node] = reason or _list_options(node, chosen[node].weights_num_bits, blocks, kind)
@@ -155,13 +200,16 @@ def _reject_widths(node: Node, widths: Sequence[int], kind: WeightOnlyScheme) ->
 
 def _find_float_reason(graph: Graph, node: Node, kind: WeightOnlyScheme) -> str:
     """Return the reason to keep the weight of a layer unchanged, empty if there is none."""
-    if node.op_type not in kind.layers:
+    if node.op_type not in kind.layers | kind.lookups.keys():
         return FLOAT_WEIGHT_REASON.format(node.op_type)
     weight = node.inputs[weight_position_of(node)]
     if not is_unchanged_constant(graph, weight):
-        return "both operands are computed"
+        return "its table is computed" if node.op.trait is LOOKUP else "both operands are computed"
     if weight.type.dtype not in WEIGHT_DTYPES or weight.type.rank != 2:
         return f"its weight is {weight.type}"
+    size = weight.type.element_count * weight.type.dtype.itemsize
+    if node.op.trait is LOOKUP and size < MIN_TABLE_BYTES:
+        return f"its table takes only {size} bytes"
     return ""
 
 
@@ -196,18 +244,48 @@ class _OptionSearch:
     """Evaluates one option of each layer at a time, all layers in one backward pass, until each is decided."""
 
     calibration: Calibration
+    kind: WeightOnlyScheme
     settings: QuantizationSettings
     forced: Collection[Node]
     find_options: Callable[[], ClikaCompileOptions]
+    tables: dict[Node, list[tuple[int, int]]] = field(default_factory=dict[Node, list[tuple[int, int]]])
+    """The options of lookups, which are decided after the layers: a table may be the weight of one."""
+    forms: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
+    """Forms of tied layers that lookups try first."""
     waiting: dict[Node, Iterator[tuple[int, int]]] = field(default_factory=dict[Node, Iterator[tuple[int, int]]])
     found: WeightOnlyResult = field(default_factory=WeightOnlyResult)
 
-    def run(self) -> None:
+    def run(self, find_form: Callable[[Node], PackedWeight | None]) -> None:
+        """Decide on all layers, and then on all lookups; ``find_form`` returns the form of a layer that is quantized."""
+        if not self.waiting and not self.tables:
+            return
         graph, batches = self.calibration.graph, self.calibration.reservoir.batches
         fitted, judged = (batches[:-1][:MAX_GPTQ_BATCHES], batches[-1:]) if len(batches) > 1 else (batches, batches)
-        read = {node.first_tensor for node in self.waiting}
+        read = {node.first_tensor for node in self.waiting if node.op.trait is not LOOKUP}
         self.fitted, self.judged = (_gram_matrices(graph, read, some) for some in (fitted, judged))
-        self.recorder = record_gradients(graph, {node: node.output for node in self.waiting}, batches[0])
+        keys = {node: node.output for node in (*self.waiting, *self.tables)}
+        self.recorder = record_gradients(graph, keys, batches[0], kept=[node.inputs[1] for node in self.tables])
+        self._decide()
+        for node, options in self.tables.items():
+            self._add_table(node, options, find_form)
+        self._decide()
+
+    def _add_table(
+        self, node: Node, options: list[tuple[int, int]], find_form: Callable[[Node], PackedWeight | None]
+    ) -> None:
+        """Let a lookup wait for a decision: it first tries the form of a layer with the same weight, stored once."""
+        for layer in _find_tied_layers(node):
+            form = find_form(layer)
+            if form is None:
+                self.found.floats[node] = f"its table is also an operand of {layer.name}, which stays in float"
+                return
+            self.forms[node] = form
+        if node in self.forms:
+            first = self.forms[node].bits, self.forms[node].block_size
+            options = [first, *(option for option in options if option[0] > first[0])]
+        self.waiting[node] = iter(options)
+
+    def _decide(self) -> None:
         while self.waiting:
             evaluated: dict[Node, PackedWeight] = {}
             for node, options in [*self.waiting.items()]:
@@ -228,9 +306,17 @@ class _OptionSearch:
         for node, sensitivity in effects.items():
             if sensitivity <= self.found.sensitivities.get(node, float("inf")):
                 self.found.sensitivities[node], self.found.evaluated[node] = sensitivity, evaluated[node]
+                if self.forms.get(node) is evaluated[node] and self._reads_stored_rows(node, evaluated[node].bits):
+                    self.found.shared.add(node)
+                else:
+                    self.found.shared.discard(node)
             if limit and sensitivity <= limit:
                 self.found.packed[node] = evaluated[node]
                 del self.waiting[node]
+
+    def _reads_stored_rows(self, node: Node, bits: int) -> bool:
+        """Whether a lookup reads the rows of a weight in the form that a layer with the same weight stores."""
+        return self.kind.lookups[node.op_type] or bits != INT4_BITS
 
     def _give_up(self, node: Node) -> None:
         """Keep the weight, or take the least sensitive option if the user quantizes all layers."""
@@ -244,14 +330,36 @@ class _OptionSearch:
     def _error(self, node: Node, packed: PackedWeight) -> Tensor:
         """Return the change of a layer's output."""
         rows = _weight_rows(node)
+        if node.op.trait is LOOKUP:
+            indices = self.recorder.tensors[node.inputs[1]].flatten()
+            used = packed.select_rows(indices)
+            changed = used.dequantize(rows[indices]) - rows[indices]
+            return changed.reshape(self.recorder.tensors[node.output].shape).to(self.recorder.tensors[node.output].dtype)
         error = self.recorder.tensors[node.first_tensor].float() @ (packed.dequantize(rows) - rows).T
         return error.to(self.recorder.tensors[node.output].dtype)
 
     def _quantize_weight(self, node: Node, bits: int, block_size: int) -> PackedWeight:
+        if node.op.trait is LOOKUP:
+            form = self.forms.get(node)
+            is_known = form is not None and (form.bits, form.block_size) == (bits, block_size)
+            return form if is_known else quantize_to_nearest(_weight_rows(node), bits, block_size, self.find_options())
         read = node.first_tensor
         return quantize_low_bit(
             _weight_rows(node), bits, block_size, self.fitted[read], self.judged[read], self.find_options()
         )
+
+
+@torch.no_grad()
+def quantize_to_nearest(rows: Tensor, bits: int, block_size: int, options: ClikaCompileOptions) -> PackedWeight:
+    """Quantize a table ``float32[rows, elements]`` to low bits, with each element rounded to nearest.
+
+    ``weight_clipping`` of the options lets scales clip the largest elements.
+    """
+    blocks = rows.shape[1] // block_size if block_size else 1
+    kind = PackedWeight(bits, block_size, rows.new_empty(0)).quantized_type
+    parts = rows.reshape(len(rows) * blocks, -1)
+    find = compute_weight_scales if options.weight_clipping == "off" else find_clipped_scales
+    return PackedWeight(bits, block_size, find(parts, 0, kind).reshape(len(rows), blocks))
 
 
 @torch.no_grad()

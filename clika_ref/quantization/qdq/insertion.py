@@ -15,11 +15,11 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value, walk_graphs
 from clika_ref.core.operators import Operator
 from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType, is_int32_bias_supported
-from clika_ref.core.traits import SHARED_QPARAMS
+from clika_ref.core.traits import LOOKUP, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.folded_norms import current_weight_scales
 from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of, weight_position_of
-from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight, weight_rows
+from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight, pack_table, weight_rows
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, FLOAT_LAYER_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, quantize_bias
 
@@ -54,6 +54,11 @@ class Plan:
 
     If norms are live, the scales follow the current multiplier.
     """
+
+    @property
+    def lookups(self) -> Mapping[str, bool]:
+        """See `WeightOnlyScheme`."""
+        return {} if self.scheme.weights_only is None else self.scheme.weights_only.lookups
 
     @property
     def is_empty(self) -> bool:
@@ -94,13 +99,22 @@ def _quantize_part(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
     nodes = list(graph.nodes)
     layers = {node for node in nodes if node.name in plan.weights}
     after = dict(itertools.pairwise([*nodes, None]))
+    lookups = [node for node in nodes if node.op.trait is LOOKUP and node.name in plan.packed_weights]
+    tables = {weight_of(node): plan.packed_weights[node.name] for node in lookups}
+    integers: dict[Value, Value] = {}
     for node in nodes:
         if node in layers:
-            quantize_layer(graph, node, plan, operators)
-        elif node.name in plan.packed_weights:
-            packed = plan.packed_weights[node.name]
+            weight = weight_of(node)
+            stored = quantize_layer(graph, node, plan, operators)
+            if weight in tables and tables[weight].is_equal(weight_as_table(node, plan)):
+                integers[weight] = stored
+        elif node.name in plan.packed_weights and node not in lookups:
+            weight, packed = weight_of(node), plan.packed_weights[node.name]
             scales = current_weight_scales(packed.scales, node, plan.norms.get(node.name))
-            pack_layer_weight(graph, node, replace(packed, scales=scales), operators)
+            is_table = weight in tables and tables[weight].is_equal(packed)
+            stored = pack_layer_weight(graph, node, replace(packed, scales=scales), operators, keeps_rows=is_table)
+            if is_table:
+                integers[weight] = stored
     for value, scale in find_quantized_values(graph, plan):
         before = next(iter(nodes), None) if value.producer is None else after[value.producer]
         readers = find_quantized_uses(value, plan, layers)
@@ -108,6 +122,10 @@ def _quantize_part(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
     for node, value, scale in find_joined_constants(nodes, plan):
         readers = [use for use in value.uses if use.user is node]
         _insert_qdq(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, node))
+    for node in lookups:
+        weight = weight_of(node)
+        packed, is_fused = plan.packed_weights[node.name], plan.lookups.get(node.op_type, False)
+        integers[weight] = pack_table(graph, node, packed, operators, integers.get(weight), is_fused=is_fused)
 
 
 def find_joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, QParams]]:
@@ -167,8 +185,20 @@ def redirect_use(graph: Graph, use: Use, value: Value) -> None:
         graph.set_state(use.position, value)
 
 
-def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str, Operator]) -> None:
-    """Quantize the weight of a layer, and its bias if the target adds it to the accumulator."""
+def weight_as_table(node: Node, plan: Plan) -> PackedWeight:
+    """Return the INT8 weight ``[outputs, inputs]`` of a layer as rows with a scale each, as a lookup reads it."""
+    scales = plan.weights[node.name]
+    rows = scales.reshape(-1, 1).expand(weight_of(node).type.shape[0], 1)
+    kind = plan.scheme.weights
+    return PackedWeight(kind.bits, 0, rows, plan.offsets.get(node.name), kind.is_narrow)
+
+
+def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str, Operator]) -> Value:
+    """Quantize the weight of a layer, and its bias if the target adds it to the accumulator.
+
+    Returns:
+        The integers of the weight, in its shape.
+    """
     build = Builder(graph, operators, node, node.origin)
     scales = current_weight_scales(plan.weights[node.name], node, plan.norms.get(node.name))
     weight, axis = weight_of(node), scale_axis_of(node, scales)
@@ -180,6 +210,7 @@ def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str,
     if node.op.trait.bias is not None:
         bias = _correct_bias(bias_of(node), plan.corrections.get(node.name), build, f"{weight.name}_bias")
         graph.set_input(node, node.op.trait.bias, _insert_int32_bias(bias, node, scales, plan, build))
+    return quantized
 
 
 def quantize_layer_weight(node: Node, plan: Plan, operators: Mapping[str, Operator]) -> tuple[Tensor, Tensor]:

@@ -33,16 +33,30 @@ class PackedWeight:
     """``float32[outputs, blocks]``."""
     offsets: Tensor | None = None
     """``int8[outputs, inputs]``: steps between each integer and the nearest one; None for rounding to nearest."""
+    is_narrow: bool = False
+    """Whether the minimum of the type is excluded."""
+
+    def is_equal(self, other: PackedWeight) -> bool:
+        """Return whether two forms of one weight have the same integers and scales."""
+        if (self.quantized_type, self.block_size) != (other.quantized_type, other.block_size):
+            return False
+        pairs = (self.scales, other.scales), (self.offsets, other.offsets)
+        return all(one is two or (one is not None and two is not None and torch.equal(one, two)) for one, two in pairs)
 
     @property
     def quantized_type(self) -> QuantizedType:
         """The quantized type."""
-        return QuantizedType(self.bits, is_signed=True, is_symmetric=True)
+        return QuantizedType(self.bits, is_signed=True, is_symmetric=True, is_narrow=self.is_narrow)
 
     def to_device(self, device: torch.device) -> PackedWeight:
         """Return a copy with its tensors on a device."""
         offsets = None if self.offsets is None else self.offsets.to(device)
         return replace(self, scales=self.scales.to(device), offsets=offsets)
+
+    def select_rows(self, indices: Tensor) -> PackedWeight:
+        """Return the form of some rows ``int64[n]`` of the weight."""
+        offsets = None if self.offsets is None else self.offsets[indices]
+        return replace(self, scales=self.scales[indices], offsets=offsets)
 
     def bytes_of(self, elements: int) -> int:
         """Return the bytes that this many elements take on disk, scales included."""
@@ -72,16 +86,32 @@ def weight_rows(node: Node, weight: Tensor) -> Tensor:
     return weight if has_output_rows(node) else weight.T
 
 
-def pack_layer_weight(graph: Graph, node: Node, packed: PackedWeight, operators: Mapping[str, Operator]) -> None:
+def pack_layer_weight(
+    graph: Graph, node: Node, packed: PackedWeight, operators: Mapping[str, Operator], *, keeps_rows: bool = False
+) -> Value:
     """Replace the weight of a layer by its low-bit form and a ``dequantize`` node.
 
     A layer with a row for each output becomes a ``matmul`` with the transposed weight, and an ``add``. Runtimes look
     for low-bit weights as ``[inputs, outputs]`` before a matrix product.
+
+    Args:
+        graph: that of the layer.
+        node: the layer.
+        packed: the low-bit form.
+        operators: those of the registry.
+        keeps_rows: whether to store the rows as they are, for a lookup in the same table, and to transpose them in the
+            graph; runtimes do so when they load a file.
+
+    Returns:
+        The integers as they are stored.
     """
     weight, build = weight_of(node), Builder(graph, operators, node, node.origin)
-    shape = weight.type.shape[::-1] if has_output_rows(node) else weight.type.shape
-    made = partial(_pack_columns, node, weight, packed)
-    steps = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, shape))
+    keeps_rows = keeps_rows and has_output_rows(node)
+    is_swapped = has_output_rows(node) and not keeps_rows
+    made = partial(_pack_rows if keeps_rows else _pack_columns, node, weight, packed)
+    shape = weight.type.shape[::-1] if is_swapped else weight.type.shape
+    stored = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, shape))
+    steps = build("permute", stored, dims=(1, 0)) if keeps_rows else stored
     in_blocks = packed.block_size > 0
     spread = (packed.scales.T.contiguous() if in_blocks else packed.scales[:, 0]).to(weight.type.dtype)
     scales = build.constant(spread, f"{weight.name}_scale")
@@ -90,7 +120,7 @@ def pack_layer_weight(graph: Graph, node: Node, packed: PackedWeight, operators:
     read = build("dequantize", steps, scales, axis=axis, block_size=block_size, **kind)
     if not has_output_rows(node):
         graph.set_input(node, weight_position_of(node), read)
-        return
+        return stored
     product = result = build("matmul", node.inputs[0], read)
     bias = bias_of(node)
     if bias is not None:
@@ -98,6 +128,46 @@ def pack_layer_weight(graph: Graph, node: Node, packed: PackedWeight, operators:
     graph.replace(node.output, result)
     product.name, node.output.name = node.output.name, product.name
     graph.erase(node)
+    return stored
+
+
+def pack_table(  # noqa: PLR0917 - these arguments describe one table
+    graph: Graph,
+    node: Node,
+    packed: PackedWeight,
+    operators: Mapping[str, Operator],
+    integers: Value | None,
+    *,
+    is_fused: bool,
+) -> Value:
+    """Replace the table of a lookup by its low-bit form, of which only the rows in use are dequantized.
+
+    Args:
+        graph: that of the lookup.
+        node: the lookup.
+        packed: the low-bit form.
+        operators: those of the registry.
+        integers: the same integers as a constant, which another node reads too; None to make one.
+        is_fused: whether to use the operator that `WeightOnlyScheme.lookups` describes.
+
+    Returns:
+        The integers, ``int8[rows, elements]``.
+    """
+    table, build = weight_of(node), Builder(graph, operators, node, node.origin)
+    if integers is None:
+        made = partial(_pack_rows, node, table, packed)
+        integers = build.constant(made, f"{table.name}_integers", TensorType(torch.int8, table.type.shape))
+    scales = build.constant(packed.scales.to(table.type.dtype), f"{table.name}_scale")
+    indices, kind = node.inputs[1], {"bits": 4 if packed.bits == INT4_BITS else INT8_BITS, "dtype": table.type.dtype}
+    result = build("quantized_embedding", integers, scales, indices, is_fused=is_fused, **kind)
+    graph.replace(node.output, result)
+    result.name, node.output.name = node.output.name, result.name
+    graph.erase(node)
+    return integers
+
+
+def _pack_rows(node: Node, weight: Value, packed: PackedWeight) -> Tensor:
+    return packed.steps(weight_rows(node, data_of(weight)))
 
 
 def _pack_columns(node: Node, weight: Value, packed: PackedWeight) -> Tensor:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
-from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType, WeightOnlyScheme
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.packed_weights import PackedWeight
 from clika_ref.quantization.qdq.qparams import QParams
 from clika_ref.serialization.container import check_format
 from clika_ref.serialization.vocabulary import PlanKey
 
-PLAN_FORMAT_VERSION = 3
+PLAN_FORMAT_VERSION = 4
 """Version of this format; raised when older data can no longer be read."""
 
 
@@ -47,7 +47,10 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         PlanKey.GPTQ: [*every[PlanKey.GPTQ]],
         PlanKey.CORRECTIONS: [*every[PlanKey.CORRECTIONS]],
         PlanKey.SMOOTHING: [*every[PlanKey.SMOOTHING]],
-        PlanKey.PACKED_WEIGHTS: {name: [held.bits, held.block_size] for name, held in plan.packed_weights.items()},
+        PlanKey.PACKED_WEIGHTS: {
+            name: [held.bits, held.block_size, held.is_narrow] for name, held in plan.packed_weights.items()
+        },
+        PlanKey.LOOKUPS: dict(plan.lookups),
         PlanKey.PACKED_GPTQ: [*every[PlanKey.PACKED_GPTQ]],
         PlanKey.FLOATS: plan.floats,
         PlanKey.SCALE_SOURCES: plan.scale_sources,
@@ -80,6 +83,9 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             int32_bias_2d_or_static=frozenset(map(str, document[PlanKey.INT32_BIAS_2D_OR_STATIC])),
             shared_qparams=frozenset(map(str, document[PlanKey.SHARED_QPARAMS])),
             is_all_or_none_quantized=bool(document[PlanKey.IS_ALL_OR_NONE_QUANTIZED]),
+            weights_only=WeightOnlyScheme(
+                lookups={str(name): bool(is_fused) for name, is_fused in document[PlanKey.LOOKUPS].items()}
+            ),
         )
         plan = Plan(scheme)
         plan.activations = {name: QParams(float(s), int(zero)) for name, (s, zero) in document[PlanKey.QPARAMS].items()}
@@ -90,8 +96,10 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         plan.norms = read_tensors(PlanKey.NORMS, torch.float64)
         scales = read_tensors(PlanKey.PACKED_WEIGHTS, ranks=(2,), kind="a matrix of torch.float32")
         offsets = read_tensors(PlanKey.PACKED_GPTQ, torch.int8, ranks=(2,), kind="a matrix of torch.int8")
-        for name, (bits, block_size) in document[PlanKey.PACKED_WEIGHTS].items():
-            plan.packed_weights[name] = PackedWeight(int(bits), int(block_size), scales[name], offsets.get(name))
+        for name, (bits, block_size, is_narrow) in document[PlanKey.PACKED_WEIGHTS].items():
+            plan.packed_weights[name] = PackedWeight(
+                int(bits), int(block_size), scales[name], offsets.get(name), bool(is_narrow)
+            )
         plan.scale_sources = {str(name): str(other) for name, other in document[PlanKey.SCALE_SOURCES].items()}
         plan.floats = {str(name): str(reason) for name, reason in document[PlanKey.FLOATS].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:

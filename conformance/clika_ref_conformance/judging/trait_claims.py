@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.operators import Operator
-from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS, QuantizationTrait
+from clika_ref.core.traits import LOOKUP, SHARED_QPARAMS, UNIFIED_QPARAMS, QuantizationTrait
 from clika_ref_conformance.eager_calls import call_eagerly
 
 
@@ -27,7 +27,7 @@ def claim_of(trait: QuantizationTrait) -> str:
     """Return a trait as it is declared."""
     if trait.factors:
         return f"scaled_by({', '.join(map(str, trait.factors))})"
-    return "HOMOGENEOUS" if trait.is_homogeneous else str(trait)
+    return "HOMOGENEOUS" if trait.is_homogeneous else trait.kind
 
 
 def find_broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
@@ -42,7 +42,7 @@ def find_broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str,
     if lacking:
         return f"it has no operand {lacking[0]}: it has {len(operands)}, counted from 0"
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
-    if op.trait is SHARED_QPARAMS:
+    if op.trait in (SHARED_QPARAMS, LOOKUP):
         return _find_foreign_element(call_eagerly(op, operands, attrs), tensors[:1], "its first operand")
     if op.trait is UNIFIED_QPARAMS:
         return _find_foreign_element(call_eagerly(op, operands, attrs), tensors, "its operands")

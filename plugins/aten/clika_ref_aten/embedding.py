@@ -7,18 +7,27 @@ import math
 import torch
 from torch import Tensor
 
-from clika_ref.core.accuracy import DOT, EXACT
+from clika_ref.core.accuracy import DOT, EXACT, ulp
+from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
+from clika_ref.core.traits import LOOKUP, OWN_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref_aten.exported_quantization import FOUR_BITS, INT4_OPSET
+from clika_ref_aten.quantization import EIGHT_BITS, SCALE_DOMAIN
 
 aten = torch.ops.aten
 
 BAG_SUM, BAG_MEAN, BAG_MAX = range(3)
 """ATen's numbering of the reductions of a bag."""
 
+NIBBLE_OFFSET = 8
+"""Added to 4-bit integers to store them as unsigned halves of a byte."""
 
-@operator(aten.embedding.default, quant=SHARED_QPARAMS, error=EXACT)
+MIN_FUSED_BLOCK = 16
+"""Smallest block size of GatherBlockQuantized, which only knows powers of two."""
+
+
+@operator(aten.embedding.default, quant=LOOKUP, error=EXACT)
 def embedding(
     weight: Tensor,
     indices: Tensor,
@@ -48,6 +57,93 @@ def _(draw, s):
         scale_grad_by_freq=draw(s.booleans()),
         sparse=draw(s.booleans()),
     )
+
+
+@operator(error=ulp(1))
+def quantized_embedding(
+    table: Tensor,
+    scales: Tensor,
+    indices: Tensor,
+    *,
+    bits: int = EIGHT_BITS,
+    dtype: torch.dtype = torch.float32,
+    is_fused: bool = False,
+) -> Tensor:
+    """Take the rows ``indices[...]`` of a quantized ``table[n, d]``, and dequantize only these.
+
+    Each row consists of equal blocks, and ``scales[n, blocks]`` has a scale for each. ``bits=4`` marks the int8 elements
+    as INT4, and a constant table is stored as such. ``is_fused`` selects ONNX Runtime's operator for this call.
+    """
+    rows, factors = torch.embedding(table, indices), torch.embedding(scales.float(), indices)
+    blocks = rows.float().reshape(*factors.shape, table.shape[1] // scales.shape[1])
+    return blocks.mul_(factors.unsqueeze(-1)).reshape(rows.shape).to(dtype)
+
+
+@quantized_embedding.types
+def _(table, scales, indices, *, bits, dtype, is_fused):
+    (count, width), (rows, blocks) = table.shape, scales.shape
+    if table.dtype != torch.int8 or bits not in (FOUR_BITS, EIGHT_BITS) or count != rows or width % blocks:
+        raise ModelError(f"scales {scales} do not fit the table {table} with {bits} bits")
+    return TensorType(dtype, (*indices.shape, width))
+
+
+@quantized_embedding.onnx
+def _(op, table, scales, indices, *, bits, dtype, is_fused):
+    width, blocks = op.shape(table)[1], op.shape(scales)[1]
+    if is_fused and bits == FOUR_BITS and op.is_constant(table) and _is_fusible(width, blocks):
+        return _gather_blocks(op, table, scales, indices, dtype=dtype)
+    kind = dtype if op.dtype(scales) == dtype else torch.float32
+    factors = op.cast(op.Gather(scales, indices, axis=0), kind)
+    packed = bits == FOUR_BITS and op.is_constant(table)
+    rows = _gather_halves(op, table, indices) if packed else op.cast(op.Gather(table, indices, axis=0), kind)
+    rows = op.cast(rows, kind)
+    if blocks == 1:
+        return op.cast(op.Mul(rows, factors), dtype)
+    kept = (0,) * op.rank(indices)  # sizes of the operand
+    split = op.Reshape(rows, op.ints((*kept, blocks, width // blocks)))
+    product = op.Mul(split, op.Unsqueeze(factors, op.ints([-1])))
+    return op.cast(op.Reshape(product, op.ints((*kept, width))), dtype)
+
+
+def _is_fusible(width: int, blocks: int) -> bool:
+    """Return whether GatherBlockQuantized knows these blocks; a row with one scale is part of a larger block."""
+    size = width // blocks
+    return width % 2 == 0 and (blocks == 1 or (size >= MIN_FUSED_BLOCK and size & (size - 1) == 0))
+
+
+def _gather_halves(op, table, indices):
+    """Return rows of a table with two elements in each byte, as float32."""
+    width = op.shape(table)[1]
+    row = op.cast(op.Gather(op.as_bytes_of_halves(table, NIBBLE_OFFSET), indices, axis=0), torch.float32)
+    base = float(2**FOUR_BITS)
+    high = op.Floor(op.Mul(row, op.constant(1 / base, torch.float32)))  # exact, and faster than shifts of bytes
+    low = op.Sub(row, op.Mul(high, op.constant(base, torch.float32)))
+    halves = op.Concat(*(op.Unsqueeze(half, op.ints([-1])) for half in (low, high)), axis=-1)
+    kept = (0,) * op.rank(indices)
+    row = op.Reshape(halves, op.ints((*kept, width + width % 2)))
+    steps = op.Sub(row, op.constant(float(NIBBLE_OFFSET), torch.float32))
+    return op.Slice(steps, op.ints([0]), op.ints([width]), op.ints([-1])) if width % 2 else steps
+
+
+def _gather_blocks(op, table, scales, indices, *, dtype):
+    """Call ONNX Runtime's GatherBlockQuantized; a row with one scale is a block of the next power of two."""
+    op.require_opset(INT4_OPSET)
+    width, blocks = op.shape(table)[1], op.shape(scales)[1]
+    size = max(2 ** (width // blocks - 1).bit_length(), MIN_FUSED_BLOCK)
+    attrs = {"gather_axis": 0, "quantize_axis": 1, "block_size": size}
+    operands = op.as_int4(table), indices, op.cast(scales, dtype)
+    return op.declare(op.node("GatherBlockQuantized", *operands, domain="com.microsoft", **attrs), dtype)
+
+
+@quantized_embedding.samples
+def _(draw, s):
+    bits, (rows, blocks) = draw(s.choice(FOUR_BITS, EIGHT_BITS)), (draw(s.integers(1, 5)), draw(s.integers(1, 3)))
+    low, high = (-8, 7) if bits == FOUR_BITS else (-128, 127)
+    shape = (rows, blocks * draw(s.integers(1, 4)))
+    table = draw(s.tensor(shape=shape, dtype=torch.int8, low=low, high=high, domain=(low, high)))
+    scales = draw(s.tensor(shape=(rows, blocks), low=0.02, high=0.1, domain=SCALE_DOMAIN))
+    indices = draw(s.tensor(rank=(0, 3), dtype=(torch.int64, torch.int32), low=0, high=rows - 1, domain=(0, rows - 1)))
+    return s.call(table, scales, indices, bits=bits, dtype=draw(s.choice(torch.float32, torch.float16)))
 
 
 @operator(aten.embedding_bag.default, aten.embedding_bag.padding_idx, quant=OWN_QPARAMS, error=DOT)

@@ -121,7 +121,7 @@ def _unquote_annotations(schema: str) -> str:
 def _describe_trait(trait: QuantizationTrait) -> str:
     facts = {"weight": trait.weight, "axis": trait.axis, "bias": trait.bias}
     shown = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
-    return f"{trait} ({shown})" if shown else str(trait)
+    return f"{trait.kind} ({shown})" if shown else trait.kind
 
 
 def find_source_location(function: Callable[..., Any] | None) -> str:
