@@ -6,7 +6,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,7 @@ def drop_derived_symbols(graph: Graph) -> None:
         if value is not None and dim is not None and value.type.shape[dim] != symbol.expr:
             meaning[symbol.expr] = value.type.shape[dim]
             del graph.symbols[name]
-    guards = [Guard(g.relation.xreplace(meaning), g.line) for g in graph.guards]
+    guards = [replace(g, relation=g.relation.xreplace(meaning)) for g in graph.guards]
     graph.guards = [g for g in guards if g.relation != sympy.true]
 
 

@@ -41,6 +41,9 @@ MAX_SOUGHT_RUNS = 4
 RUNS_PER_SOUGHT_GUARD = 2
 """Maximum number of sizes that are tried for such a guard."""
 
+MAX_LIMIT_RUNS = 8
+"""Maximum number of eager runs that show whether the model itself fails where guards do not hold."""
+
 AGREEMENTS_PER_GUARD = 2
 """Number of agreeing runs after which a guard needs no more."""
 
@@ -131,6 +134,7 @@ class Validation:
         for g in excused:
             self._drop(g)
         self._probe()
+        self._mark_limits()
         self._require_accepted_inputs()
         self._note_examples()
         return self.notes
@@ -315,11 +319,36 @@ class Validation:
         if not all(g.is_testable for g in violated) or (0 in changes.values() and len(violated) > len(changes)):
             return
         if evidence.is_run_useful(violated):
-            dims = [(self._dim_of(self.result.graph.symbols[name]), size) for name, size in changes.items()]
-            equal = [self._resize_equal_dims(dim, size) for dim, size in dims if dim is not None]
             self._entered.clear()
-            agreed = self.agrees_on(resize_leaves(leaves, {dim: size for one in equal for dim, size in one.items()}))
+            agreed = self.agrees_on(self._resize(leaves, changes))
             evidence.runs.append(ProbeRun(violated, agreed, self._entered >= self._branches))
+
+    def _mark_limits(self) -> None:
+        """Mark the guards beyond which the model itself fails, such as the length of its table of positions."""
+        if any(node.op_type in UNSAFE_ON_OTHER_INPUTS for node in walk(self.result.graph)):
+            return
+        leaves, runs = self._find_smallest_call(), 0
+        base = self._sizes(leaves)
+        for number, g in enumerate(self.result.guards):
+            choices = find_violating_sizes(g.guard, base, self.result.graph.symbols)
+            tried = [*islice(choices, min(RUNS_PER_SOUGHT_GUARD, MAX_LIMIT_RUNS - runs))]
+            runs += len(tried)
+            if tried and all(self._fails_at(leaves, {n: s for n, s in sizes.items() if s != base[n]}) for sizes in tried):
+                self.result.guards[number] = replace(g, guard=replace(g.guard, is_limit=True))
+
+    def _fails_at(self, leaves: list[Any], changes: Mapping[str, int]) -> bool:
+        """Whether the model raises an error at other sizes of some symbols."""
+        try:
+            run_eager(self.traced.callee, self.traced.rebuild(self._resize(leaves, changes)))
+        except Exception:  # noqa: BLE001 - a model may raise anything
+            return True
+        return False
+
+    def _resize(self, leaves: list[Any], changes: Mapping[str, int]) -> list[Any]:
+        """Return a call with other sizes of some symbols, and of all dims that equal them."""
+        dims = [(self._dim_of(self.result.graph.symbols[name]), size) for name, size in changes.items()]
+        equal = [self._resize_equal_dims(dim, size) for dim, size in dims if dim is not None]
+        return resize_leaves(leaves, {dim: size for one in equal for dim, size in one.items()})
 
     def _find_smallest_call(self) -> list[Any]:
         """Return the smallest call, the cheapest to run, among those with dims that can be resized."""

@@ -59,10 +59,14 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A ``relation`` between sizes that the graph requires; ``line`` is the source line that it comes from."""
+    """A ``relation`` between sizes that the graph requires; ``line`` is the source line that it comes from.
+
+    It is a limit (``is_limit``) if the model itself fails where it does not hold, as far as this was tried.
+    """
 
     relation: sympy.Basic
     line: str
+    is_limit: bool = False
 
     def __str__(self) -> str:
         return f"{self.relation} (from {self.line})" if self.line else str(self.relation)

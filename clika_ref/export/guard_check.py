@@ -58,8 +58,8 @@ def check_guards(
     """Run an artifact where a guard does not hold, within the sizes that it declares.
 
     Some guards come from branches of the model's own Python code, others from PyTorch's operators. Where a guard does
-    not hold, the artifact may fail (fewer rows than ``topk`` takes), or compute something else than the model (`chunk`
-    returns fewer parts).
+    not hold, the artifact may fail (fewer rows than ``topk`` takes), or return a result: that of another branch, or one
+    for inputs that the model rejects. The first is an error, the second a warning.
 
     Args:
         graph: the graph of the artifact.
@@ -70,7 +70,7 @@ def check_guards(
         allow_unchecked: whether to warn in place of raising an error.
 
     Raises:
-        ModelError: the artifact returns a result where a guard does not hold, and ``allow_unchecked`` is False.
+        ModelError: the artifact returns a result where the model takes another branch, and ``allow_unchecked`` is False.
     """
     guards = find_unchecked_guards(graph)
     if not guards:
@@ -78,8 +78,9 @@ def check_guards(
     is_runnable = target.unavailable_reason() is None
     run = load_runner(target, artifact) if is_runnable else partial(compute_outputs, graph)
     found = _run_violations(guards, graph, artifact, examples, run)
-    if found.unchecked and not allow_unchecked:
-        raise ModelError(_describe_refusal(graph, found.unchecked))
+    branches = {guard: inputs for guard, inputs in found.unchecked.items() if not guard.is_limit}
+    if branches and not allow_unchecked:
+        raise ModelError(_describe_refusal(graph, branches))
     _warn_of_unchecked([*found.unchecked, *found.untested], graph, log)
     if found.checked:
         shown = "\n".join(f"+ {guard}" for guard in found.checked)

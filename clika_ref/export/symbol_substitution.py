@@ -48,7 +48,7 @@ def substitute_symbols(graph: Graph, mapping: Mapping[sympy.Symbol, Any]) -> Non
                 value.type = TensorType(value.type.dtype, substitute(value.type.shape))
         if part is not graph:
             part.symbols = _rename_symbols(part.symbols, mapping)
-    guards = [type(g)(substitute(g.relation), g.line) for g in graph.guards]
+    guards = [replace(g, relation=substitute(g.relation)) for g in graph.guards]
     graph.guards = [g for g in guards if is_symbolic(g.relation)]
     graph.mark_changed()
 

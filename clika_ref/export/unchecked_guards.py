@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import sympy
@@ -28,7 +29,7 @@ def find_unchecked_guards(graph: Graph) -> list[Guard]:
 def _simplify(guard: Guard) -> Guard:
     """Rewrite ``n == min(n, k)``, PyTorch's form for slices, as ``n <= k``."""
     equalities: dict[Any, Any] = {e: _to_inequalities(e) for e in guard.relation.atoms(sympy.Eq)}
-    return Guard(guard.relation.xreplace(equalities), guard.line)
+    return replace(guard, relation=guard.relation.xreplace(equalities))
 
 
 def _to_inequalities(equality: Any) -> Any:

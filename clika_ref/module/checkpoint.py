@@ -117,7 +117,7 @@ def _pack(
     learned = learned_quantization(module)  # rejects NaN or infinite scales
     if quantized is not None and learned is not None and not keep_float_weights:
         stored = find_storable_weights(graph, learned.plan, target_of(quantized, registry), registry)
-        layers = {weight.layer for weight in stored.values()}
+        layers = {name for weight in stored.values() for name in weight.readers}
         quantized = replace(quantized, plan=with_nearest_rounding(quantized.plan, layers))
     mark = fingerprint(graph)
     if quantized is not None and quantized.model == mark:

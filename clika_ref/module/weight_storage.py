@@ -15,7 +15,8 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.quantization.qdq.insertion import Plan, quantize_layer_weight, scale_axis_of
+from clika_ref.core.traits import LOOKUP
+from clika_ref.quantization.qdq.insertion import Plan, quantize_layer_weight, scale_axis_of, weight_as_table
 from clika_ref.quantization.qdq.invert_folding import find_inverse_steps
 from clika_ref.quantization.qdq.layer_weights import data_of, reshape_along_dim, weight_of
 from clika_ref.quantization.qdq.packed_weights import has_output_rows
@@ -29,7 +30,7 @@ def find_storable_weights(graph: Graph, plan: Plan, target: Target, registry: Re
     The integers are those of the lowered weights, which include batch norms, factors and orders of dims. A restored
     parameter must give the same integers when it is lowered and rounded, bit for bit. To verify this, the graph is
     lowered with the restored parameters and compared with the original. Parameters that fail are left out, and those
-    with other readers, such as a table that is tied to the last layer.
+    with other readers; a lookup with the integers of a layer is none.
 
     Args:
         graph: that of the module, bound to its current weights.
@@ -43,7 +44,7 @@ def find_storable_weights(graph: Graph, plan: Plan, target: Target, registry: Re
     for name, weight in found.items():
         changed.constants[name].data = weight.restore_parameter()
     changed = _lower_clone(changed, plan, target, registry)
-    layers = {weight.layer for weight in found.values()}
+    layers = {name for weight in found.values() for name in weight.readers}
     if not _is_equivalent(lowered, changed, but_weights_of=layers):
         return {}
     nodes, nearest = {n.name: n for n in changed.nodes if n.name in layers}, with_nearest_rounding(plan, layers)
@@ -76,10 +77,19 @@ def _find_candidates(
     found: dict[str, StoredWeight] = {}
     for node in lowered.nodes:
         if node.name in plan.weights or node.name in plan.packed_weights:
-            back = find_inverse_steps(weight_of(node)) if len(weight_of(node).uses) == 1 else None
+            lookups = _find_equal_lookups(node, plan)
+            back = find_inverse_steps(weight_of(node)) if len(weight_of(node).uses) == 1 + len(lookups) else None
             if back is not None and _is_restorable(back[0], stored) and followers[back[0].name] == 1:
-                found[back[0].name] = _store_weight(node, *back, plan, operators)
+                found[back[0].name] = replace(_store_weight(node, *back, plan, operators), lookups=lookups)
     return found
+
+
+def _find_equal_lookups(node: Node, plan: Plan) -> tuple[str, ...]:
+    """Return the names of the lookups in the weight of a layer that read the same integers."""
+    own = plan.packed_weights.get(node.name) or weight_as_table(node, plan)
+    users = {use.user for use in weight_of(node).uses if isinstance(use.user, Node) and use.user is not node}
+    forms = {user.name: plan.packed_weights.get(user.name) for user in users if user.op.trait is LOOKUP}
+    return tuple(sorted(name for name, form in forms.items() if form is not None and form.is_equal(own)))
 
 
 def _source_names(constant: Any) -> Iterator[str]:

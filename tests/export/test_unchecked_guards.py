@@ -89,6 +89,17 @@ def test_clika_export_operator_guard_checked_by_runtime(function, inputs, limit,
     assert "onnxruntime:" not in capfd.readouterr().err  # the runtime's own message about the failure
 
 
+def test_clika_export_limit_of_model_warned(tmp_path):
+    """A file that returns a result where the model itself fails is written with a warning."""
+
+    def reject_long(x):
+        if x.shape[0] > 10:
+            raise ValueError("too long")
+        return x * 2
+
+    assert "the artifact does not check the guard batch <= 10" in export_and_read_log(reject_long, SIZES, tmp_path)
+
+
 class PackedSequences(torch.nn.Module):
     """A recurrent network on packed sequences; the longest length must be at least 1."""
 

@@ -54,7 +54,12 @@ class WeightOnlyResult:
     """Lookups in the weight of a layer, whose integers they read."""
 
 
+MIN_BLOCK_SIZE = 16
+"""Smallest block that replaces a requested one; runtimes know no smaller ones."""
+
 FLOAT_WEIGHT_REASON = "the target computes {} with float weights"
+
+SMALLER_BLOCK_NOTE = "in blocks of {}, as no requested size divides its rows"
 
 MIN_TABLE_BYTES = 2**16
 """Size of a table below which low bits save nothing worth the nodes of a lookup."""
@@ -94,6 +99,8 @@ def quantize_weights_only(
             search.waiting[node] = iter(options)
             if reason := _find_row_reason(node, min(chosen[node].weights_num_bits), kind):
                 search.found.notes[node] = reason
+            elif not {block for _, block in options} & {*as_list(settings.weights_only_quantization_block_size)}:
+                search.found.notes[node] = SMALLER_BLOCK_NOTE.format(max(block for _, block in options))
     search.run(lambda layer: search.found.packed.get(layer))
     return search.found
 
@@ -167,12 +174,27 @@ def _list_options(
     whole = [(bits, block) for bits, block in taken if not _find_row_reason(node, bits, kind)]
     if not whole:
         return _find_row_reason(node, taken[0][0], kind)
-    options = sorted(
-        ((bits, block) for bits, block in whole if not block or inputs % block == 0), key=_bits_per_element
-    )
+    fitted = {(bits, _fit_block(block, inputs, kind.blocks.get(bits))) for bits, block in whole}
+    options = sorted(((bits, block) for bits, block in fitted if block is not None), key=_bits_per_element)
     return options or (
-        f"its {inputs} inputs are not a multiple of a block size in {sorted({block for _, block in taken})}"
+        f"its {inputs} inputs are not a multiple of a block size in {sorted({block for _, block in taken})}, nor of a "
+        f"smaller power of two from {MIN_BLOCK_SIZE} on"
     )
+
+
+def _fit_block(block: int, inputs: int, allowed: Collection[int] | None) -> int | None:
+    """Return a block size, or the largest smaller power of two that divides the rows; None if there is none.
+
+    Args:
+        block: the requested size; 0 for whole rows.
+        inputs: length of a row.
+        allowed: the sizes that the target supports; None for any.
+    """
+    if not block or inputs % block == 0:
+        return block
+    smaller = (2**power for power in range(block.bit_length() - 1, -1, -1))
+    found = (size for size in smaller if size < block and inputs % size == 0 and (allowed is None or size in allowed))
+    return next((size for size in found if size >= MIN_BLOCK_SIZE), None)
 
 
 def _find_row_reason(node: Node, bits: int, kind: WeightOnlyScheme) -> str:

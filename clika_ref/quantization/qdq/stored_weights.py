@@ -58,6 +58,13 @@ class StoredWeight:
     """From the integers as floats to the parameter; the first step multiplies by the scales."""
     dtype: torch.dtype
     """Dtype of the parameter."""
+    lookups: tuple[str, ...] = ()
+    """Names of lookups that read the same integers."""
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Names of the layer and of the lookups."""
+        return self.layer, *self.lookups
 
     def restore_parameter(self) -> Tensor:
         """Return the restored parameter: lowered and rounded, it has these integers."""

@@ -134,14 +134,28 @@ def test_weight_only_selects_smallest_bits_within_threshold():
     assert finer == {"linear": (8, 0), "linear_1": (4, 0)}
 
 
-def test_weight_only_indivisible_block_size_skipped():
-    """Block sizes that do not divide a row are left out, with the reason."""
+def test_weight_only_indivisible_block_size_replaced():
+    """A block size that does not divide a row is replaced by a smaller one, with a note."""
     held = packed_weights_by_name(compile_net(weights_num_bits=4, weights_only_quantization_block_size=[64, 32]))
     module = compile_net(weights_num_bits=4, weights_only_quantization_block_size=64)
     assert set(held.values()) <= {(4, 64), (4, 32)}
-    assert (
-        "its 96 inputs are not a multiple of a block size in [64]" in module.clika_state.quantized.plan.floats.values()
+    assert packed_weights_by_name(module) == {"linear": (4, 64), "linear_1": (4, 32)}
+    notes = [layer.note for layer in module.clika_summary().layers if layer.scope == "second"]
+    assert notes == ["in blocks of 32, as no requested size divides its rows"]
+
+
+def test_weight_only_short_rows_without_block_stay_float():
+    """Rows that no block divides keep their weight in float, with the reason."""
+    module = clika_compile(
+        nn.Linear(7, 4),
+        calibration_inputs=[randn(3, 7)],
+        quantization_settings=QuantizationSettings(
+            prefer_weights_only_quantization=True, weights_only_quantization_block_size=32
+        ),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
+    (reason,) = module.clika_state.quantized.plan.floats.values()
+    assert reason.startswith("its 7 inputs are not a multiple of a block size in [32], nor of a smaller power of two")
 
 
 def test_weight_only_sensitive_layer_stays_float_unless_forced():
