@@ -144,9 +144,11 @@ def _resize_calls(
 
 
 def _resize(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a tensor of another shape, with its elements repeated or cut along each dim."""
+    """Return a tensor of another shape, with its elements repeated or cut along each dim; zeros if there are none."""
+    if not tensor.numel():
+        return tensor.new_zeros(shape)
     for dim, size in enumerate(shape):
-        if tensor.shape[dim] not in {size, 0}:
+        if tensor.shape[dim] != size:
             tensor = tensor.index_select(dim, torch.arange(size, device=tensor.device) % tensor.shape[dim])
     return tensor
 

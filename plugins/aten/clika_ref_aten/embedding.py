@@ -143,7 +143,8 @@ def _(draw, s):
     table = draw(s.tensor(shape=shape, dtype=torch.int8, low=low, high=high, domain=(low, high)))
     scales = draw(s.tensor(shape=(rows, blocks), low=0.02, high=0.1, domain=SCALE_DOMAIN))
     indices = draw(s.tensor(rank=(0, 3), dtype=(torch.int64, torch.int32), low=0, high=rows - 1, domain=(0, rows - 1)))
-    return s.call(table, scales, indices, bits=bits, dtype=draw(s.choice(torch.float32, torch.float16)))
+    dtype = draw(s.choice(torch.float32, torch.float16))
+    return s.call(table, scales, indices, bits=bits, dtype=dtype, is_fused=draw(s.booleans()))
 
 
 @operator(aten.embedding_bag.default, aten.embedding_bag.padding_idx, quant=OWN_QPARAMS, error=DOT)
