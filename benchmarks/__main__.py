@@ -13,6 +13,7 @@ from benchmarks import (
     efficientnet,
     export,
     forward,
+    generation,
     imports,
     islands,
     learning_rates,
@@ -56,6 +57,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "targets": targets.run,
     "report": report.run,
     "attention": attention.run,
+    "generation": generation.run,
     "breadth": breadth.run,
 }
 

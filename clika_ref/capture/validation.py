@@ -41,7 +41,7 @@ MAX_SOUGHT_RUNS = 4
 RUNS_PER_SOUGHT_GUARD = 2
 """Maximum number of sizes that are tried for such a guard."""
 
-MAX_LIMIT_RUNS = 8
+MAX_LIMIT_RUNS = 12
 """Maximum number of eager runs that show whether the model itself fails where guards do not hold."""
 
 AGREEMENTS_PER_GUARD = 2
@@ -324,23 +324,41 @@ class Validation:
             evidence.runs.append(ProbeRun(violated, agreed, self._entered >= self._branches))
 
     def _mark_limits(self) -> None:
-        """Mark the guards beyond which the model itself fails, such as the length of its table of positions."""
+        """Mark the guards beyond which the model itself fails, such as the length of its table of positions.
+
+        Where an operator raised a guard, it is enough that the graph fails: no branch of the model depends on it.
+        """
         if any(node.op_type in UNSAFE_ON_OTHER_INPUTS for node in walk(self.result.graph)):
             return
-        leaves, runs = self._find_smallest_call(), 0
+        leaves, runs = self._find_smallest_call(shortest=1), 0  # empty dims have no elements to repeat
         base = self._sizes(leaves)
         for number, g in enumerate(self.result.guards):
-            choices = find_violating_sizes(g.guard, base, self.result.graph.symbols)
-            tried = [*islice(choices, min(RUNS_PER_SOUGHT_GUARD, MAX_LIMIT_RUNS - runs))]
-            runs += len(tried)
-            if tried and all(self._fails_at(leaves, {n: s for n, s in sizes.items() if s != base[n]}) for sizes in tried):
+            if not g.guard.line or runs >= MAX_LIMIT_RUNS:  # relations between dims have no line
+                continue
+            failed: list[bool] = []
+            for sizes in islice(
+                find_violating_sizes(g.guard, base, self.result.graph.symbols), RUNS_PER_SOUGHT_GUARD
+            ):
+                changed = self._resize(leaves, {n: s for n, s in sizes.items() if s != base[n]})
+                failed.append(self._eager_fails(changed) or (g.is_testable and self._graph_fails(changed)))
+                runs += 1
+                if not failed[-1]:
+                    break
+            if failed and all(failed):
                 self.result.guards[number] = replace(g, guard=replace(g.guard, is_limit=True))
 
-    def _fails_at(self, leaves: list[Any], changes: Mapping[str, int]) -> bool:
-        """Whether the model raises an error at other sizes of some symbols."""
+    def _eager_fails(self, leaves: list[Any]) -> bool:
         try:
-            run_eager(self.traced.callee, self.traced.rebuild(self._resize(leaves, changes)))
+            run_eager(self.traced.callee, self.traced.rebuild(leaves))
         except Exception:  # noqa: BLE001 - a model may raise anything
+            return True
+        return False
+
+    def _graph_fails(self, leaves: list[Any]) -> bool:
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), outside_autocast():
+                interpret(self.result.graph, self.result.signature.graph_inputs([copy_leaf(leaf) for leaf in leaves]))
+        except Exception:  # noqa: BLE001 - an operator may raise anything
             return True
         return False
 
@@ -350,11 +368,11 @@ class Validation:
         equal = [self._resize_equal_dims(dim, size) for dim, size in dims if dim is not None]
         return resize_leaves(leaves, {dim: size for one in equal for dim, size in one.items()})
 
-    def _find_smallest_call(self) -> list[Any]:
-        """Return the smallest call, the cheapest to run, among those with dims that can be resized."""
+    def _find_smallest_call(self, shortest: int = 2) -> list[Any]:
+        """Return the smallest call, the cheapest to run, among those without shorter dims, if there are any."""
         dims, calls = self.traced.comparison.sizes, self.traced.comparison.calls
-        usable = [c for i, c in enumerate(calls) if all(lengths[i] >= 2 for lengths in dims.values())]
-        return min([self.leaves, *usable], key=count_elements)
+        usable = [c for i, c in enumerate(calls) if all(lengths[i] >= shortest for lengths in dims.values())]
+        return min([self.leaves, *usable] if shortest > 1 else usable or [self.leaves], key=count_elements)
 
     def _dim_of(self, symbol: Any) -> InputDim | None:
         names = self.traced.comparison.names

@@ -61,7 +61,8 @@ class Symbol:
 class Guard:
     """A ``relation`` between sizes that the graph requires; ``line`` is the source line that it comes from.
 
-    It is a limit (``is_limit``) if the model itself fails where it does not hold, as far as this was tried.
+    It is a limit (``is_limit``) if the model itself fails where it does not hold, as far as this was tried; so may an
+    operator in the graph.
     """
 
     relation: sympy.Basic

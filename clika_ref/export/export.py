@@ -100,6 +100,8 @@ def export(
         for warning in artifact.facts.get("warnings", ()):
             log.warning(f"{artifact.path.name}: {warning}")
         _warn_of_broken_rules(target, artifact, log)
+        allowed = request.configuration.allow_unchecked_guards
+        check_guards(graph, artifact, examples, log, allow_unchecked=allowed)
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
                 stage.done(_compare(request, artifact, target, graph, examples))
@@ -108,8 +110,6 @@ def export(
                 make_plain = partial(make_float_graph, plain, target, registry, form)
                 inputs = take_one_sample(graph, examples[0])
                 artifact = add_speed(artifact, graph, target, inputs, log, make_plain=make_plain)
-        allowed = request.configuration.allow_unchecked_guards
-        check_guards(graph, artifact, target, examples, log, allow_unchecked=allowed)
     # Runtimes look for external data next to the given path; next to a link there is none.
     written = resolve_links(path) if path.is_symlink() else path
     log.detail(f"Saved final model: {written}")

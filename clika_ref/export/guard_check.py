@@ -1,24 +1,22 @@
-"""Run an artifact where a guard does not hold, and refuse it if it returns a result there, which may be wrong."""
+"""Run a graph where a guard does not hold, and refuse a file that would return the result of another branch there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
+import sympy
 import torch
 from torch import Tensor
 
 from clika_ref.capture.violating_sizes import evaluate_shape, find_violating_sizes
-from clika_ref.compiled.runners import load_runner
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import Guard, Symbol
-from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.export.unchecked_guards import find_unchecked_guards
 from clika_ref.quantization.graph_runs import compute_outputs
@@ -28,94 +26,68 @@ MAX_SHOWN_GUARDS = 5
 """Maximum number of guards in a message."""
 
 RUNS_PER_GUARD = 2
-"""Number of sizes at which the artifact runs for each guard."""
+"""Number of sizes at which the graph runs for each guard."""
 
 MAX_RUN_ELEMENTS = 2**24
 """Maximum number of elements of the inputs of such a run."""
 
 
-@dataclass
-class GuardFindings:
-    """What an artifact does where a guard does not hold."""
-
-    unchecked: dict[Guard, list[Tensor]] = field(default_factory=dict[Guard, list[Tensor]])
-    """Guards for which it returns a result, each with the inputs."""
-    checked: list[Guard] = field(default_factory=list[Guard])
-    """Guards for which it fails, so that no wrong result is returned."""
-    untested: list[Guard] = field(default_factory=list[Guard])
-    """Guards on values, and those that no size in reach violates."""
-
-
 def check_guards(
     graph: Graph,
     artifact: Artifact,
-    target: Target,
     examples: Sequence[Sequence[Tensor]],
     log: CompilationLog,
     *,
     allow_unchecked: bool,
 ) -> None:
-    """Run an artifact where a guard does not hold, within the sizes that it declares.
+    """Refuse a file that returns a result where the model takes another branch, and warn about all other guards.
 
-    Some guards come from branches of the model's own Python code, others from PyTorch's operators. Where a guard does
-    not hold, the artifact may fail (fewer rows than ``topk`` takes), or return a result: that of another branch, or one
-    for inputs that the model rejects. The first is an error, the second a warning.
+    Some guards come from branches of the model's own Python code, others from PyTorch's operators. The graph runs where
+    a guard does not hold, within the sizes that the file declares. If it fails (fewer rows than ``topk`` takes), or if
+    the model itself does (`Guard.is_limit`), the guard is a warning. Runtimes are not run: some read beyond the end of
+    a tensor.
 
     Args:
-        graph: the graph of the artifact.
+        graph: the graph of the file.
         artifact: the file. ``facts["sizes"]`` contains the range of each symbol if the target limits them.
-        target: runs the artifact. The graph runs in its place where the runtime is not available.
         examples: inputs of the graph; the smallest is resized.
-        log: receives what the artifact does not check.
+        log: receives the guards that the file does not check.
         allow_unchecked: whether to warn in place of raising an error.
 
     Raises:
-        ModelError: the artifact returns a result where the model takes another branch, and ``allow_unchecked`` is False.
+        ModelError: the file returns a result where the model takes another branch, and ``allow_unchecked`` is False.
     """
     guards = find_unchecked_guards(graph)
-    if not guards:
-        return
-    is_runnable = target.unavailable_reason() is None
-    run = load_runner(target, artifact) if is_runnable else partial(compute_outputs, graph)
-    found = _run_violations(guards, graph, artifact, examples, run)
-    branches = {guard: inputs for guard, inputs in found.unchecked.items() if not guard.is_limit}
-    if branches and not allow_unchecked:
-        raise ModelError(_describe_refusal(graph, branches))
-    _warn_of_unchecked([*found.unchecked, *found.untested], graph, log)
-    if found.checked:
-        shown = "\n".join(f"+ {guard}" for guard in found.checked)
-        log.detail(f"The artifact fails for inputs that violate these guards:\n{shown}")
-
-
-def _run_violations(
-    guards: Sequence[Guard],
-    graph: Graph,
-    artifact: Artifact,
-    examples: Sequence[Sequence[Tensor]],
-    run: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-) -> GuardFindings:
-    """Run the artifact at sizes that violate each guard."""
-    found = GuardFindings()
     example = min(examples, key=_count_elements, default=None)
-    symbols = _list_changeable_symbols(graph, artifact)
-    base = {} if example is None else read_sizes(graph, example)
-    failed: list[Mapping[str, int]] = []
+    if guards and example is not None and not allow_unchecked:
+        branches = _find_branches(guards, graph, artifact, example)
+        if branches:
+            raise ModelError(_describe_refusal(graph, branches))
+    _warn_of_unchecked(guards, graph, log)
+
+
+def _find_branches(
+    guards: Sequence[Guard], graph: Graph, artifact: Artifact, example: Sequence[Tensor]
+) -> dict[Guard, list[Tensor]]:
+    """Return the guards for which the graph returns a result where they do not hold, each with such inputs."""
+    found: dict[Guard, list[Tensor]] = {}
+    symbols, base = _list_changeable_symbols(graph, artifact), read_sizes(graph, example)
     for guard in guards:
-        calls = () if example is None else _resize_calls(graph, example, find_violating_sizes(guard, base, symbols))
-        tested = False
-        for sizes, inputs in islice(calls, RUNS_PER_GUARD):
-            tested = True
-            if sizes not in failed and _returns_result(run, inputs):
-                found.unchecked[guard] = inputs
-                break
-            failed.append(sizes)
-        else:
-            (found.checked if tested else found.untested).append(guard)
+        if not guard.is_limit and not _states_sign(guard):
+            calls = _resize_calls(graph, example, find_violating_sizes(guard, base, symbols))
+            accepted = next((inputs for inputs in islice(calls, RUNS_PER_GUARD) if _returns_result(graph, inputs)), None)
+            if accepted is not None:
+                found[guard] = accepted
     return found
 
 
+def _states_sign(guard: Guard) -> bool:
+    """Whether a guard only states that a number, such as a count of positions, is not negative."""
+    return isinstance(guard.relation, sympy.Ge) and guard.relation.lhs.is_Symbol and guard.relation.rhs == 0
+
+
 def _list_changeable_symbols(graph: Graph, artifact: Artifact) -> dict[str, Symbol]:
-    """Return the symbols of inputs, with the ranges that the artifact declares."""
+    """Return the symbols of inputs, with the ranges that the file declares."""
     inputs = {value.name for value in graph.inputs}
     ranges: Mapping[str, tuple[int, int]] = artifact.facts.get("sizes", {})
     found: dict[str, Symbol] = {}
@@ -128,7 +100,7 @@ def _list_changeable_symbols(graph: Graph, artifact: Artifact) -> dict[str, Symb
 
 def _resize_calls(
     graph: Graph, example: Sequence[Tensor], choices: Iterator[Mapping[str, int]]
-) -> Iterator[tuple[Mapping[str, int], list[Tensor]]]:
+) -> Iterator[list[Tensor]]:
     """Yield inputs of each choice of sizes: those of an example, repeated or cut."""
     numbers = {s.source.name: name for name, s in graph.symbols.items() if s.source.dim is None}
     for sizes in choices:
@@ -140,7 +112,7 @@ def _resize_calls(
             elif shape is not None and math.prod(shape) <= MAX_RUN_ELEMENTS:
                 inputs.append(_resize(tensor, shape))
         if len(inputs) == len(shapes):
-            yield sizes, inputs
+            yield inputs
 
 
 def _resize(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -157,10 +129,11 @@ def _count_elements(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _returns_result(run: Callable[[Sequence[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor]) -> bool:
+def _returns_result(graph: Graph, inputs: Sequence[Tensor]) -> bool:
     try:
-        run(inputs)
-    except Exception:  # noqa: BLE001 - a runtime may raise anything
+        with torch.random.fork_rng(devices=[]):
+            compute_outputs(graph, inputs)
+    except ClikaError:
         return False
     return True
 
