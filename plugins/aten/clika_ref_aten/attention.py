@@ -101,12 +101,23 @@ def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
         boolean = op.dtype(attn_mask) == torch.bool
         bias = _mask_to_bias(op, attn_mask, x) if boolean else op.cast(attn_mask, op.dtype(x))
         scores = op.Add(scores, bias)
-        best = op.ReduceMax(bias, op.ints([op.rank(attn_mask) - 1]), keepdims=1)
-        alive = op.Not(op.Equal(best, op.like(x, MASKED_SCORE)))
+        last = op.ints([op.rank(attn_mask) - 1])
+        alive = _find_unmasked_rows(op, bias, last, is_boolean=boolean)
     weights = op.Softmax(scores, axis=-1)
     op.declare(weights, TensorType(op.dtype(x), (*op.shape(x)[:-1], keys)))
     result = _matmul_shared_heads(op, weights, value, enable_gqa)
     return result if alive is None else op.Where(alive, result, op.like(x, 0.0))
+
+
+def _find_unmasked_rows(op, bias, last, *, is_boolean):
+    """Return whether each row of a mask has an element that is not masked.
+
+    OpenVINO 2026.4 returns the lowest finite number as the maximum of rows that are -inf throughout.
+    """
+    if is_boolean:  # elements are 0 or -inf
+        return op.Equal(op.ReduceMax(bias, last, keepdims=1), op.like(bias, 0.0))
+    seen = op.cast(op.Not(op.Equal(bias, op.like(bias, MASKED_SCORE))), op.dtype(bias))
+    return op.Greater(op.ReduceMax(seen, last, keepdims=1), op.like(bias, 0.0))
 
 
 def _scale_query(op, x, scale):

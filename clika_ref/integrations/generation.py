@@ -1,0 +1,141 @@
+"""Generation by transformers, with a compiled module, or its artifact in a runtime, in place of the model."""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportIncompatibleMethodOverride=false
+# Methods of the mixin have no complete annotations.
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
+
+from clika_ref.compiled.runners import load_runner
+from clika_ref.compiled.weights import device_of_weights
+from clika_ref.core.artifacts import Artifact
+from clika_ref.core.errors import ModelError
+from clika_ref.module.clika_module import ClikaModule
+from clika_ref.module.running import call_artifact
+
+CACHE_NAME = "past_key_values"
+
+ASSISTED_OPTIONS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+"""Options of assisted decoding, which takes tokens back from a cache."""
+
+
+class GenerationAdapter(GenerationMixin):
+    """Generates tokens as a model of transformers does, by its compiled module.
+
+    Greedy search, sampling, beams, batches padded on the left, streamers and stopping criteria are those of transformers.
+
+    Args:
+        module: compiled with a cache of transformers in its tracing inputs, or with None and one with positions.
+        config: the configuration of the original model.
+        generation_config: by default that of the configuration.
+        artifact: what `ClikaModule.clika_export` returned; its target's runtime then computes, not the module.
+        encoder: for models with a decoder, a function of ``input_ids`` and ``attention_mask`` that returns the states
+            of the encoder, such as ``model.get_encoder()``.
+
+    Raises:
+        ModelError: the module takes no cache.
+    """
+
+    main_input_name = "input_ids"
+    _is_stateful = False
+    _supports_cache_class = True
+
+    def __init__(
+        self,
+        module: ClikaModule,
+        config: PretrainedConfig,
+        *,
+        generation_config: GenerationConfig | None = None,
+        artifact: Artifact | None = None,
+        encoder: Callable[..., Any] | None = None,
+    ) -> None:
+        signature = module.clika_state.signature
+        if CACHE_NAME not in signature.arguments:
+            raise ModelError(
+                f"cannot generate with {module.clika_state.graph.name}: it was compiled without {CACHE_NAME}. Give "
+                "tracing inputs of two calls: the first one with None, the other one with a cache that has positions."
+            )
+        self.module, self.config, self.encoder = module, config, encoder
+        self.generation_config = generation_config or GenerationConfig.from_model_config(config)
+        self.forward = functools.partial(self._run)
+        self.forward.__signature__ = signature.call_signature  # transformers reads the names of the arguments
+        self._compute = None if artifact is None else load_runner(_target_of(module, artifact), artifact)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if self._compute is None:
+            return self.module(*args, **kwargs)
+        return call_artifact(self.module, self._compute, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, or the artifact, without the arguments that it was not compiled with."""
+        known = self.module.clika_state.signature.arguments
+        with torch.no_grad():
+            return self.forward(*args, **{name: value for name, value in kwargs.items() if name in known})
+
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Generate tokens; the arguments are those of `transformers.GenerationMixin.generate`.
+
+        Raises:
+            ModelError: assisted decoding is requested, or a batch is padded and the module was compiled without a mask.
+        """
+        configured = kwargs.get("generation_config") or self.generation_config
+        for name in ASSISTED_OPTIONS:
+            if kwargs.get(name) is not None or getattr(configured, name, None) is not None:
+                raise ModelError(f"{name}: assisted decoding is not supported. Generate without it.")
+        if not self.config.is_encoder_decoder:
+            self._check_padding(kwargs.get("attention_mask"))
+        return super().generate(inputs, *args, **kwargs)
+
+    def _check_padding(self, mask: torch.Tensor | None) -> None:
+        known = self.module.clika_state.signature.arguments
+        lacking = [name for name in ("attention_mask", "position_ids") if name not in known]
+        if lacking and mask is not None and not bool(mask.all()):
+            raise ModelError(
+                f"attention_mask: the batch is padded, but the module was compiled without {' and '.join(lacking)}. "
+                "Include them in the tracing inputs."
+            )
+
+    def get_encoder(self, modality: str | None = None) -> Callable[..., Any]:
+        """Return the encoder.
+
+        Raises:
+            ModelError: none was given.
+        """
+        if self.encoder is None:
+            raise ModelError("the encoder is missing. Pass GenerationAdapter(encoder=model.get_encoder()).")
+        return self.encoder
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return device_of_weights(self.module)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+
+    def can_generate(self) -> bool:
+        """Return True."""
+        return True
+
+    def get_experts_implementation(self) -> str:
+        """Return a name that transformers does not change: the experts are part of the graph."""
+        return "compiled"
+
+    def is_remote_code(self) -> bool:
+        """Return False: the code of the model does not run."""
+        return False
+
+
+def _target_of(module: ClikaModule, artifact: Artifact) -> Any:
+    targets = module.clika_state.registry.targets
+    if artifact.target not in targets:
+        raise ModelError(f"no plugin provides the target {artifact.target!r} of {artifact.path}. Install it.")
+    return targets[artifact.target]
