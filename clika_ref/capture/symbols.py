@@ -29,7 +29,7 @@ from clika_ref.capture.source_lines import LocatedSLoc
 from clika_ref.core.errors import ModelError
 from clika_ref.core.guards import is_met
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.symbols import Guard, Symbol, SymbolSource
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource, evaluate
 from clika_ref.torch_internals.symbols import get_raw_expression, torch_sympy
 
 _USER_LINE = re.compile(r"(.*)# (\S+):(\d+) in ")
@@ -300,12 +300,16 @@ def _holds_from_two(relation: sympy.Basic) -> bool:
 
 
 def _is_a_count(size: sympy.Basic) -> bool:
-    """Whether an expression is not negative for any lengths, such as the number of patches, unlike a difference."""
+    """Whether an expression counts something, such as patches: it is not negative, and never falls with a length."""
     names = [str(symbol) for symbol in size.free_symbols]
     if not 0 < len(names) <= MAX_COUNTED_SYMBOLS:
         return False
-    calls = (dict(zip(names, lengths, strict=True)) for lengths in product(SAMPLED_LENGTHS, repeat=len(names)))
-    return all(not is_met(Guard(sympy.Lt(size, 0), ""), call) for call in calls)
+    calls = [dict(zip(names, lengths, strict=True)) for lengths in product(SAMPLED_LENGTHS, repeat=len(names))]
+    counts = [evaluate(size, call) for call in calls]
+    longer = [all(b[name] >= a[name] for name in names) for a in calls for b in calls]
+    pairs = [(a, b) for a in counts for b in counts]
+    grows = all(a <= b for (a, b), is_longer in zip(pairs, longer, strict=True) if is_longer)
+    return min(counts) >= 0 and max(counts) > 2 and grows
 
 
 def _is_from_operator(sloc: Any) -> bool:

@@ -41,8 +41,8 @@ MAX_SOUGHT_RUNS = 4
 RUNS_PER_SOUGHT_GUARD = 2
 """Maximum number of sizes that are tried for such a guard."""
 
-MAX_LIMIT_RUNS = 12
-"""Maximum number of eager runs that show whether the model itself fails where guards do not hold."""
+MAX_FURTHER_RUNS = 24
+"""Maximum number of runs that show whether the model itself fails where guards do not hold, or agrees with the graph."""
 
 AGREEMENTS_PER_GUARD = 2
 """Number of agreeing runs after which a guard needs no more."""
@@ -134,7 +134,7 @@ class Validation:
         for g in excused:
             self._drop(g)
         self._probe()
-        self._mark_limits()
+        self._mark_harmless()
         self._require_accepted_inputs()
         self._note_examples()
         return self.notes
@@ -323,8 +323,8 @@ class Validation:
             agreed = self.agrees_on(self._resize(leaves, changes))
             evidence.runs.append(ProbeRun(violated, agreed, self._entered >= self._branches))
 
-    def _mark_limits(self) -> None:
-        """Mark the guards beyond which the model itself fails, such as the length of its table of positions.
+    def _mark_harmless(self) -> None:
+        """Mark the guards beyond which the model itself fails, such as the length of its table of positions, or agrees.
 
         Where an operator raised a guard, it is enough that the graph fails: no branch of the model depends on it.
         """
@@ -333,19 +333,19 @@ class Validation:
         leaves, runs = self._find_smallest_call(shortest=1), 0  # empty dims have no elements to repeat
         base = self._sizes(leaves)
         for number, g in enumerate(self.result.guards):
-            if not g.guard.line or runs >= MAX_LIMIT_RUNS:  # relations between dims have no line
+            if not g.guard.line or runs >= MAX_FURTHER_RUNS:  # relations between dims have no line
                 continue
-            failed: list[bool] = []
-            for sizes in islice(
-                find_violating_sizes(g.guard, base, self.result.graph.symbols), RUNS_PER_SOUGHT_GUARD
-            ):
-                changed = self._resize(leaves, {n: s for n, s in sizes.items() if s != base[n]})
-                failed.append(self._eager_fails(changed) or (g.is_testable and self._graph_fails(changed)))
+            harmless: list[bool] = []
+            choices = find_violating_sizes(g.guard, base, self.result.graph.symbols)
+            for sizes in islice(choices, RUNS_PER_SOUGHT_GUARD):
                 runs += 1
-                if not failed[-1]:
+                changed = self._resize(leaves, {n: s for n, s in sizes.items() if s != base[n]})
+                fails = self._eager_fails(changed) or (g.is_testable and self._graph_fails(changed))
+                harmless.append(fails or (self.deterministic and self.agrees_on(changed)))
+                if not harmless[-1]:
                     break
-            if failed and all(failed):
-                self.result.guards[number] = replace(g, guard=replace(g.guard, is_limit=True))
+            if harmless and all(harmless):
+                self.result.guards[number] = replace(g, guard=replace(g.guard, is_harmless=True))
 
     def _eager_fails(self, leaves: list[Any]) -> bool:
         try:
@@ -404,15 +404,16 @@ class Validation:
 
     def agrees_on(self, leaves: list[Any]) -> bool:
         """Whether graph and eager agree on the shapes of a call, for the first informative random values."""
-        agreed = False
+        verdicts: list[bool | None] = []
         for draw in range(DISTRIBUTION_COUNT):
-            verdict = self._compare_random_call(leaves, draw)
-            if verdict is False:
+            verdicts.append(self._compare_random_call(leaves, draw))
+            if verdicts[-1] is False:
                 return False
-            agreed = agreed or verdict is True
-            if agreed and self._entered >= self._branches:
+            if True in verdicts and self._entered >= self._branches:
                 break
-        return agreed
+        if set(verdicts) == {None} and is_informative(leaves):  # it accepts no random values, as a Cholesky factor
+            verdicts.append(self._compare_call(leaves))
+        return True in verdicts
 
     def _compare_random_call(self, leaves: list[Any], draw: int) -> bool | None:
         """Compare one random call with eager; None if the model accepts none, or returns no finite value."""
@@ -422,12 +423,23 @@ class Validation:
                 expected = run_eager(self.traced.callee, self.traced.rebuild(drawn))
             except Exception:  # noqa: BLE001, S112 - a model may raise anything, such as for an index out of range
                 continue
-            try:
-                agrees = self.find_disagreement(drawn, expected) is None
-                return None if agrees and _is_all_nonfinite(expected.leaves) else agrees
-            except Exception:  # noqa: BLE001 - the graph fails where eager runs, so the guard is needed
-                return False
+            return self._compare_result(drawn, expected)
         return None
+
+    def _compare_call(self, leaves: list[Any]) -> bool | None:
+        """Compare a call with eager; None if the model does not accept it, or returns no finite value."""
+        try:
+            expected = run_eager(self.traced.callee, self.traced.rebuild([copy_leaf(leaf) for leaf in leaves]))
+        except Exception:  # noqa: BLE001 - a model may raise anything
+            return None
+        return self._compare_result(leaves, expected)
+
+    def _compare_result(self, leaves: list[Any], expected: EagerRun) -> bool | None:
+        try:
+            agrees = self.find_disagreement(leaves, expected) is None
+        except Exception:  # noqa: BLE001 - the graph fails where eager runs, so the guard is needed
+            return False
+        return None if agrees and _is_all_nonfinite(expected.leaves) else agrees
 
 
 def _is_all_nonfinite(results: list[Any]) -> bool:

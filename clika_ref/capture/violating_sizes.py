@@ -12,7 +12,7 @@ from clika_ref.core.guards import is_met
 from clika_ref.core.symbols import Guard, Symbol, evaluate
 
 MAX_SIZE = 4096
-"""Largest size that is tried, except near the numbers in a guard."""
+"""Largest size that is tried: beyond it, a run takes long."""
 
 SMALL_SIZES = (*range(1, 10), 16, 32, 64)
 """Sizes of which all combinations are tried, for guards over two or three symbols."""
@@ -65,7 +65,8 @@ def _list_sizes(guard: Guard, base: int, symbol: Symbol) -> list[int]:
     powers = [2**power for power in range(MAX_SIZE.bit_length())]
     limits = [int(number) for number in guard.relation.atoms(sympy.Integer)]
     tried = {low, *SMALL_SIZES, *powers, *(near for size in (base, *limits) for near in range(size - 2, size + 3))}
-    allowed = [size for size in tried if size >= low and (symbol.high is None or size <= symbol.high)]
+    high = MAX_SIZE if symbol.high is None else min(symbol.high, MAX_SIZE)
+    allowed = [size for size in tried if low <= size <= high]
     return sorted(allowed, key=lambda size: (abs(size - base), size))
 
 

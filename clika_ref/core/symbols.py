@@ -61,13 +61,13 @@ class Symbol:
 class Guard:
     """A ``relation`` between sizes that the graph requires; ``line`` is the source line that it comes from.
 
-    It is a limit (``is_limit``) if the model itself fails where it does not hold, as far as this was tried; so may an
-    operator in the graph.
+    It is harmless (``is_harmless``) if, as far as tried, the model itself fails where it does not hold, or the graph
+    computes the same.
     """
 
     relation: sympy.Basic
     line: str
-    is_limit: bool = False
+    is_harmless: bool = False
 
     def __str__(self) -> str:
         return f"{self.relation} (from {self.line})" if self.line else str(self.relation)

@@ -44,8 +44,8 @@ def check_guards(
 
     Some guards come from branches of the model's own Python code, others from PyTorch's operators. The graph runs where
     a guard does not hold, within the sizes that the file declares. If it fails (fewer rows than ``topk`` takes), or if
-    the model itself does (`Guard.is_limit`), the guard is a warning. Runtimes are not run: some read beyond the end of
-    a tensor.
+    the guard is harmless (`Guard.is_harmless`), it is a warning. Runtimes are not run: some read beyond the end of a
+    tensor.
 
     Args:
         graph: the graph of the file.
@@ -73,7 +73,7 @@ def _find_branches(
     found: dict[Guard, list[Tensor]] = {}
     symbols, base = _list_changeable_symbols(graph, artifact), read_sizes(graph, example)
     for guard in guards:
-        if not guard.is_limit and not _states_sign(guard):
+        if not guard.is_harmless and not _states_sign(guard):
             calls = _resize_calls(graph, example, find_violating_sizes(guard, base, symbols))
             accepted = next((inputs for inputs in islice(calls, RUNS_PER_GUARD) if _returns_result(graph, inputs)), None)
             if accepted is not None:

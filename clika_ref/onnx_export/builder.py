@@ -262,7 +262,7 @@ class OnnxBuilder:
         return self.initializers[name]
 
     def as_bytes_of_halves(self, x: ir.Value, offset: int) -> ir.Value:
-        """Return a 4-bit constant ``int8[n, d]`` as ``uint8[n, ceil(d / 2)]``, with the offset added to each half."""
+        """Return a 4-bit constant ``x[n, d]``, int8, as ``uint8[n, ceil(d / 2)]``, with ``offset`` added to each half."""
         stored = x.const_value
         assert stored is not None
         rows, width = (int(size) for size in stored.shape)

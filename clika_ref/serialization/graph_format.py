@@ -163,7 +163,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         GraphKey.CONSTANT_TYPES: [_encode_type(v.type) for v in graph.constants.values()],
         GraphKey.ALIASES: graph.aliases,
         GraphKey.SYMBOLS: [_encode_symbol(s) for s in graph.symbols.values()],
-        GraphKey.GUARDS: [[_encode_expression(g.relation), g.line, g.is_limit] for g in graph.guards],
+        GraphKey.GUARDS: [[_encode_expression(g.relation), g.line, g.is_harmless] for g in graph.guards],
         GraphKey.NODES: [_encode_node(n) for n in graph.nodes],
         GraphKey.OUTPUTS: [v.name for v in graph.outputs],
         GraphKey.STATE: {name: v.name for name, v in graph.state.items()},
@@ -249,8 +249,8 @@ def graph_from_json(
             _check_shape(values[name], tensor)
     graph.symbols = _read_symbols(document)
     graph.guards = [
-        Guard(_decode_expression(relation), line, bool(is_limit))  # type: ignore[arg-type]
-        for relation, line, is_limit in document[GraphKey.GUARDS]
+        Guard(_decode_expression(relation), line, bool(is_harmless))  # type: ignore[arg-type]
+        for relation, line, is_harmless in document[GraphKey.GUARDS]
     ]
     _read_nodes(graph, values, document, operators)
     for name, source in document[GraphKey.STATE].items():

@@ -275,6 +275,6 @@ def test_error_class_and_trait_str_match_declaration():
     """The text of error classes and traits matches their declaration."""
     assert str(EXACT) == "exact"
     assert str(ulp(8, 1.0)) == "ulp(8, 1.0)"
-    assert str(OWN_QPARAMS) == "own-qparams"
+    assert OWN_QPARAMS.kind == "own-qparams"
     trait = compute_trait(weight=1, axis=0, bias=2)
     assert (trait.kind, trait.weight, trait.axis, trait.bias) == ("compute", 1, 0, 2)

@@ -97,6 +97,16 @@ def test_clika_export_limit_of_model_warned(tmp_path):
     assert "the artifact does not check the guard batch <= 10" in export_and_read_log(reject_long, SIZES, tmp_path)
 
 
+def test_clika_export_branch_without_effect_warned(tmp_path):
+    """A file that returns the result of the model in the other branch, too, is written with a warning."""
+
+    def add_in_either_order(x):
+        return x + 1 if x.shape[0] > 7 else torch.add(1, x)
+
+    text = export_and_read_log(add_in_either_order, [torch.rand(8, 4), torch.rand(9, 4)], tmp_path)
+    assert "the artifact does not check the guard batch > 7" in text
+
+
 class PackedSequences(torch.nn.Module):
     """A recurrent network on packed sequences; the longest length must be at least 1."""
 

@@ -83,9 +83,7 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             int32_bias_2d_or_static=frozenset(map(str, document[PlanKey.INT32_BIAS_2D_OR_STATIC])),
             shared_qparams=frozenset(map(str, document[PlanKey.SHARED_QPARAMS])),
             is_all_or_none_quantized=bool(document[PlanKey.IS_ALL_OR_NONE_QUANTIZED]),
-            weights_only=WeightOnlyScheme(
-                lookups={str(name): bool(is_fused) for name, is_fused in document[PlanKey.LOOKUPS].items()}
-            ),
+            weights_only=_read_lookups(document[PlanKey.LOOKUPS]),
         )
         plan = Plan(scheme)
         plan.activations = {name: QParams(float(s), int(zero)) for name, (s, zero) in document[PlanKey.QPARAMS].items()}
@@ -107,6 +105,12 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             f"the saved quantization is damaged: {type(error).__name__}: {error}. Quantize the model again."
         ) from error
     return plan
+
+
+def _read_lookups(document: Mapping[str, Any]) -> WeightOnlyScheme | None:
+    """Return the part of a weight-only scheme that lookups need; None if the target has none."""
+    lookups = {str(name): bool(is_fused) for name, is_fused in document.items()}
+    return WeightOnlyScheme(lookups=lookups) if lookups else None
 
 
 def _check(tensor: Tensor, dtype: torch.dtype, ranks: Collection[int] | None, kind: str) -> Tensor:
