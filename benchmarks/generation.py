@@ -69,7 +69,9 @@ def _make_whisper() -> torch.nn.Module:
 
 def _make_gpt2() -> torch.nn.Module:
     sizes = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 128}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
+    )
 
 
 def _make_gemma() -> torch.nn.Module:

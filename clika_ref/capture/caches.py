@@ -277,7 +277,7 @@ def _keep_last(x: torch.Tensor, count: int) -> torch.Tensor:
 
 def _cut_first(x: torch.Tensor, count: Any) -> torch.Tensor:
     """Return ``x[batch, head, position, element]`` without the first positions, of which there may be fewer."""
-    start = torch.sym_min(count, x.shape[2])
+    start: Any = torch.sym_min(count, x.shape[2])
     return x.narrow(2, start, x.shape[2] - start)
 
 

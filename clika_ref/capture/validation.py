@@ -42,7 +42,7 @@ RUNS_PER_SOUGHT_GUARD = 2
 """Maximum number of sizes that are tried for such a guard."""
 
 MAX_FURTHER_RUNS = 24
-"""Maximum number of runs that show whether the model itself fails where guards do not hold, or agrees with the graph."""
+"""Maximum number of runs that show whether the model fails where guards do not hold, or agrees with the graph."""
 
 AGREEMENTS_PER_GUARD = 2
 """Number of agreeing runs after which a guard needs no more."""

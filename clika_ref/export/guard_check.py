@@ -1,4 +1,4 @@
-"""Run a graph where a guard does not hold, and refuse a file that would return the result of another branch there."""
+"""Run a graph where a guard does not hold, and reject a file that would return the result of another branch there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_guards(
     *,
     allow_unchecked: bool,
 ) -> None:
-    """Refuse a file that returns a result where the model takes another branch, and warn about all other guards.
+    """Reject a file that returns a result where the model takes another branch, and warn about all other guards.
 
     Some guards come from branches of the model's own Python code, others from PyTorch's operators. The graph runs where
     a guard does not hold, within the sizes that the file declares. If it fails (fewer rows than ``topk`` takes), or if
@@ -75,7 +75,9 @@ def _find_branches(
     for guard in guards:
         if not guard.is_harmless and not _states_sign(guard):
             calls = _resize_calls(graph, example, find_violating_sizes(guard, base, symbols))
-            accepted = next((inputs for inputs in islice(calls, RUNS_PER_GUARD) if _returns_result(graph, inputs)), None)
+            accepted = next(
+                (inputs for inputs in islice(calls, RUNS_PER_GUARD) if _returns_result(graph, inputs)), None
+            )
             if accepted is not None:
                 found[guard] = accepted
     return found

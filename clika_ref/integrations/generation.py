@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.module.running import call_artifact
 
-CACHE_NAME = "past_key_values"
+CACHE_NAME, STATES_NAME = "past_key_values", "encoder_outputs"
 
 ASSISTED_OPTIONS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 """Options of assisted decoding, which takes tokens back from a cache."""
@@ -28,21 +28,21 @@ ASSISTED_OPTIONS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_ea
 class GenerationAdapter(GenerationMixin):
     """Generates tokens as a model of transformers does, by its compiled module.
 
-    Greedy search, sampling, beams, batches padded on the left, streamers and stopping criteria are those of transformers.
+    Greedy search, sampling, beams, padded batches, streamers and stopping criteria are those of transformers.
 
     Args:
         module: compiled with a cache of transformers in its tracing inputs, or with None and one with positions.
         config: the configuration of the original model.
         generation_config: by default that of the configuration.
         artifact: what `ClikaModule.clika_export` returned; its target's runtime then computes, not the module.
-        encoder: for models with a decoder, a function of ``input_ids`` and ``attention_mask`` that returns the states
-            of the encoder, such as ``model.get_encoder()``.
+        encoder: for models with an encoder, the module that returns its states, such as ``model.get_encoder()``.
 
     Raises:
         ModelError: the module takes no cache.
     """
 
     main_input_name = "input_ids"
+    base_model_prefix = ""
     _is_stateful = False
     _supports_cache_class = True
 
@@ -53,7 +53,7 @@ class GenerationAdapter(GenerationMixin):
         *,
         generation_config: GenerationConfig | None = None,
         artifact: Artifact | None = None,
-        encoder: Callable[..., Any] | None = None,
+        encoder: torch.nn.Module | None = None,
     ) -> None:
         signature = module.clika_state.signature
         if CACHE_NAME not in signature.arguments:
@@ -61,9 +61,11 @@ class GenerationAdapter(GenerationMixin):
                 f"cannot generate with {module.clika_state.graph.name}: it was compiled without {CACHE_NAME}. Give "
                 "tracing inputs of two calls: the first one with None, the other one with a cache that has positions."
             )
-        self.module, self.config, self.encoder = module, config, encoder
+        self.module, self.config, self._encoder = module, config, encoder
         self.generation_config = generation_config or GenerationConfig.from_model_config(config)
-        self.forward = functools.partial(self._run)
+        specs = dict(zip(signature.arguments, signature.specs, strict=True))
+        self._states_are_tuple = STATES_NAME in specs and specs[STATES_NAME].type is tuple
+        self.forward: Any = functools.partial(self._run)
         self.forward.__signature__ = signature.call_signature  # transformers reads the names of the arguments
         self._compute = None if artifact is None else load_runner(_target_of(module, artifact), artifact)
 
@@ -75,8 +77,24 @@ class GenerationAdapter(GenerationMixin):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, or the artifact, without the arguments that it was not compiled with."""
         known = self.module.clika_state.signature.arguments
+        given = {name: value for name, value in kwargs.items() if name in known}
+        if STATES_NAME in given and self._states_are_tuple:
+            given[STATES_NAME] = (given[STATES_NAME][0],)
         with torch.no_grad():
-            return self.forward(*args, **{name: value for name, value in kwargs.items() if name in known})
+            return self.forward(*args, **self._fill_mask(given, known))
+
+    def _fill_mask(self, given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+        """Return the arguments with a mask and positions, which transformers omits without padding."""
+        tokens, cache = given.get("input_ids"), given.get(CACHE_NAME)
+        if tokens is None or self.config.is_encoder_decoder:
+            return given
+        seen = 0 if cache is None else int(cache.get_seq_length())
+        batch, length = tokens.shape
+        if "attention_mask" in known and given.get("attention_mask") is None:
+            given["attention_mask"] = tokens.new_ones(batch, seen + length)
+        if "position_ids" in known and given.get("position_ids") is None:
+            given["position_ids"] = torch.arange(seen, seen + length, device=tokens.device).expand(batch, -1)
+        return given
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Generate tokens; the arguments are those of `transformers.GenerationMixin.generate`.
@@ -90,7 +108,8 @@ class GenerationAdapter(GenerationMixin):
                 raise ModelError(f"{name}: assisted decoding is not supported. Generate without it.")
         if not self.config.is_encoder_decoder:
             self._check_padding(kwargs.get("attention_mask"))
-        return super().generate(inputs, *args, **kwargs)
+        mixin: Any = super()
+        return mixin.generate(inputs, *args, **kwargs)
 
     def _check_padding(self, mask: torch.Tensor | None) -> None:
         known = self.module.clika_state.signature.arguments
@@ -101,15 +120,15 @@ class GenerationAdapter(GenerationMixin):
                 "Include them in the tracing inputs."
             )
 
-    def get_encoder(self, modality: str | None = None) -> Callable[..., Any]:
+    def get_encoder(self, modality: str | None = None) -> torch.nn.Module:  # noqa: ARG002 - transformers passes it
         """Return the encoder.
 
         Raises:
             ModelError: none was given.
         """
-        if self.encoder is None:
+        if self._encoder is None:
             raise ModelError("the encoder is missing. Pass GenerationAdapter(encoder=model.get_encoder()).")
-        return self.encoder
+        return self._encoder
 
     @property
     def device(self) -> torch.device:

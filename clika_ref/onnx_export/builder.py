@@ -262,10 +262,10 @@ class OnnxBuilder:
         return self.initializers[name]
 
     def as_bytes_of_halves(self, x: ir.Value, offset: int) -> ir.Value:
-        """Return a 4-bit constant ``x[n, d]``, int8, as ``uint8[n, ceil(d / 2)]``, with ``offset`` added to each half."""
+        """Return a 4-bit constant ``x[n, d]``, int8, as ``uint8[n, ceil(d / 2)]``, plus ``offset`` in each half."""
         stored = x.const_value
         assert stored is not None
-        rows, width = (int(size) for size in stored.shape)
+        rows, width = (int(size) for size in stored.shape.numpy())
         name, kind, shape = f"{x.name}/bytes", ir.DataType.UINT8, ir.Shape((rows, -(-width // 2)))
         if name not in self.initializers:
             value = ir.Value(name=name, shape=shape, type=ir.TensorType(kind))

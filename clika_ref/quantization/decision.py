@@ -203,7 +203,7 @@ def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: Weigh
 
 
 def weight_only_reports(graph: Graph, found: WeightOnlyResult) -> list[LayerReport]:
-    """Return a row for each layer and lookup whose weights alone are quantized, or that stays in float, in order."""
+    """Return a row for each layer and lookup with a quantized weight and float inputs, or in float, in order."""
     reports: list[LayerReport] = []
     for node in graph.nodes:
         if node in found.evaluated:

@@ -182,9 +182,7 @@ class QuantizationPipeline:
         )
         remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
-        tables = quantize_tables(
-            self.calibration, plan, settings, self._skip_reasons, self._find_rounding_options
-        )
+        tables = quantize_tables(self.calibration, plan, settings, self._skip_reasons, self._find_rounding_options)
         plan = replace(plan, packed_weights={node.name: packed for node, packed in tables.packed.items()})
         reports = [*layer_reports(placement, sensitivities.of, self.scheme), *weight_only_reports(self._graph, tables)]
         varying = variance_share(sensitivities.outputs, *self.evaluation.outputs)

@@ -101,7 +101,7 @@ def quantize_weights_only(
                 search.found.notes[node] = reason
             elif not {block for _, block in options} & {*as_list(settings.weights_only_quantization_block_size)}:
                 search.found.notes[node] = SMALLER_BLOCK_NOTE.format(max(block for _, block in options))
-    search.run(lambda layer: search.found.packed.get(layer))
+    search.run(search.found.packed.get)
     return search.found
 
 
@@ -112,7 +112,7 @@ def quantize_tables(
     skipped: Mapping[Node, str],
     find_options: Callable[[], ClikaCompileOptions],
 ) -> WeightOnlyResult:
-    """Quantize the tables of lookups to 8 bits, with a scale for each row, beside layers that compute in INT8.
+    """Quantize the tables of lookups to 8 bits, with a scale for each row, next to layers that compute in INT8.
 
     A table that a quantized layer reads as its weight takes the integers of this layer, which are stored once.
 
@@ -278,7 +278,7 @@ class _OptionSearch:
     found: WeightOnlyResult = field(default_factory=WeightOnlyResult)
 
     def run(self, find_form: Callable[[Node], PackedWeight | None]) -> None:
-        """Decide on all layers, and then on all lookups; ``find_form`` returns the form of a layer that is quantized."""
+        """Decide on all layers, and then on all lookups; ``find_form`` returns the form of a quantized layer."""
         if not self.waiting and not self.tables:
             return
         graph, batches = self.calibration.graph, self.calibration.reservoir.batches
@@ -336,6 +336,9 @@ class _OptionSearch:
                 self.found.packed[node] = evaluated[node]
                 del self.waiting[node]
 
+    def _quantize_table(self, node: Node, bits: int, block_size: int) -> PackedWeight:
+        return quantize_to_nearest(_weight_rows(node), bits, block_size, self.find_options())
+
     def _reads_stored_rows(self, node: Node, bits: int) -> bool:
         """Whether a lookup reads the rows of a weight in the form that a layer with the same weight stores."""
         return self.kind.lookups[node.op_type] or bits != INT4_BITS
@@ -356,7 +359,9 @@ class _OptionSearch:
             indices = self.recorder.tensors[node.inputs[1]].flatten()
             used = packed.select_rows(indices)
             changed = used.dequantize(rows[indices]) - rows[indices]
-            return changed.reshape(self.recorder.tensors[node.output].shape).to(self.recorder.tensors[node.output].dtype)
+            return changed.reshape(self.recorder.tensors[node.output].shape).to(
+                self.recorder.tensors[node.output].dtype
+            )
         error = self.recorder.tensors[node.first_tensor].float() @ (packed.dequantize(rows) - rows).T
         return error.to(self.recorder.tensors[node.output].dtype)
 
@@ -364,7 +369,7 @@ class _OptionSearch:
         if node.op.trait is LOOKUP:
             form = self.forms.get(node)
             is_known = form is not None and (form.bits, form.block_size) == (bits, block_size)
-            return form if is_known else quantize_to_nearest(_weight_rows(node), bits, block_size, self.find_options())
+            return form if is_known and form is not None else self._quantize_table(node, bits, block_size)
         read = node.first_tensor
         return quantize_low_bit(
             _weight_rows(node), bits, block_size, self.fitted[read], self.judged[read], self.find_options()

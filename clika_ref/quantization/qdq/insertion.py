@@ -100,21 +100,7 @@ def _quantize_part(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
     layers = {node for node in nodes if node.name in plan.weights}
     after = dict(itertools.pairwise([*nodes, None]))
     lookups = [node for node in nodes if node.op.trait is LOOKUP and node.name in plan.packed_weights]
-    tables = {weight_of(node): plan.packed_weights[node.name] for node in lookups}
-    integers: dict[Value, Value] = {}
-    for node in nodes:
-        if node in layers:
-            weight = weight_of(node)
-            stored = quantize_layer(graph, node, plan, operators)
-            if weight in tables and tables[weight].is_equal(weight_as_table(node, plan)):
-                integers[weight] = stored
-        elif node.name in plan.packed_weights and node not in lookups:
-            weight, packed = weight_of(node), plan.packed_weights[node.name]
-            scales = current_weight_scales(packed.scales, node, plan.norms.get(node.name))
-            is_table = weight in tables and tables[weight].is_equal(packed)
-            stored = pack_layer_weight(graph, node, replace(packed, scales=scales), operators, keeps_rows=is_table)
-            if is_table:
-                integers[weight] = stored
+    stored = _quantize_weights(graph, layers, lookups, plan, operators)
     for value, scale in find_quantized_values(graph, plan):
         before = next(iter(nodes), None) if value.producer is None else after[value.producer]
         readers = find_quantized_uses(value, plan, layers)
@@ -123,9 +109,31 @@ def _quantize_part(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
         readers = [use for use in value.uses if use.user is node]
         _insert_qdq(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, node))
     for node in lookups:
-        weight = weight_of(node)
-        packed, is_fused = plan.packed_weights[node.name], plan.lookups.get(node.op_type, False)
-        integers[weight] = pack_table(graph, node, packed, operators, integers.get(weight), is_fused=is_fused)
+        table, packed, is_fused = weight_of(node), plan.packed_weights[node.name], plan.lookups.get(node.op_type, False)
+        stored[table] = pack_table(graph, node, packed, operators, stored.get(table), is_fused=is_fused)
+
+
+def _quantize_weights(
+    graph: Graph, layers: Container[Node], lookups: Sequence[Node], plan: Plan, operators: Mapping[str, Operator]
+) -> dict[Value, Value]:
+    """Quantize the weights of all layers; return the quantized form of those that lookups read in the same form."""
+    tables = {weight_of(node): plan.packed_weights[node.name] for node in lookups}
+    found: dict[Value, Value] = {}
+    for node in [node for node in graph.nodes if node not in lookups]:
+        if node in layers:
+            weight = weight_of(node)
+            is_table = weight in tables and tables[weight].is_equal(weight_as_table(node, plan))
+            stored = quantize_layer(graph, node, plan, operators)
+        elif node.name in plan.packed_weights:
+            weight, packed = weight_of(node), plan.packed_weights[node.name]
+            is_table = weight in tables and tables[weight].is_equal(packed)
+            scales = current_weight_scales(packed.scales, node, plan.norms.get(node.name))
+            stored = pack_layer_weight(graph, node, replace(packed, scales=scales), operators, keeps_rows=is_table)
+        else:
+            continue
+        if is_table:
+            found[weight] = stored
+    return found
 
 
 def find_joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, QParams]]:
@@ -188,7 +196,7 @@ def redirect_use(graph: Graph, use: Use, value: Value) -> None:
 def weight_as_table(node: Node, plan: Plan) -> PackedWeight:
     """Return the INT8 weight ``[outputs, inputs]`` of a layer as rows with a scale each, as a lookup reads it."""
     scales = plan.weights[node.name]
-    rows = scales.reshape(-1, 1).expand(weight_of(node).type.shape[0], 1)
+    rows = scales.reshape(-1, 1).expand(len(data_of(weight_of(node))), 1)
     kind = plan.scheme.weights
     return PackedWeight(kind.bits, 0, rows, plan.offsets.get(node.name), kind.is_narrow)
 

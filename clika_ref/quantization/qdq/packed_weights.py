@@ -103,7 +103,7 @@ def pack_layer_weight(
             graph; runtimes do so when they load a file.
 
     Returns:
-        The integers as they are stored.
+        The quantized weight as it is stored.
     """
     weight, build = weight_of(node), Builder(graph, operators, node, node.origin)
     keeps_rows = keeps_rows and has_output_rows(node)
@@ -131,12 +131,12 @@ def pack_layer_weight(
     return stored
 
 
-def pack_table(  # noqa: PLR0917 - these arguments describe one table
+def pack_table(
     graph: Graph,
     node: Node,
     packed: PackedWeight,
     operators: Mapping[str, Operator],
-    integers: Value | None,
+    shared: Value | None,
     *,
     is_fused: bool,
 ) -> Value:
@@ -147,23 +147,24 @@ def pack_table(  # noqa: PLR0917 - these arguments describe one table
         node: the lookup.
         packed: the low-bit form.
         operators: those of the registry.
-        integers: the same integers as a constant, which another node reads too; None to make one.
+        shared: the quantized weight of a layer, with the same values; None to store them once more.
         is_fused: whether to use the operator that `WeightOnlyScheme.lookups` describes.
 
     Returns:
-        The integers, ``int8[rows, elements]``.
+        The quantized table, ``int8[rows, elements]``.
     """
     table, build = weight_of(node), Builder(graph, operators, node, node.origin)
-    if integers is None:
+    quantized = shared
+    if quantized is None:
         made = partial(_pack_rows, node, table, packed)
-        integers = build.constant(made, f"{table.name}_integers", TensorType(torch.int8, table.type.shape))
+        quantized = build.constant(made, f"{table.name}_integers", TensorType(torch.int8, table.type.shape))
     scales = build.constant(packed.scales.to(table.type.dtype), f"{table.name}_scale")
     indices, kind = node.inputs[1], {"bits": 4 if packed.bits == INT4_BITS else INT8_BITS, "dtype": table.type.dtype}
-    result = build("quantized_embedding", integers, scales, indices, is_fused=is_fused, **kind)
+    result = build("quantized_embedding", quantized, scales, indices, is_fused=is_fused, **kind)
     graph.replace(node.output, result)
     result.name, node.output.name = node.output.name, result.name
     graph.erase(node)
-    return integers
+    return quantized
 
 
 def _pack_rows(node: Node, weight: Value, packed: PackedWeight) -> Tensor:

@@ -71,8 +71,8 @@ def quantized_embedding(
 ) -> Tensor:
     """Take the rows ``indices[...]`` of a quantized ``table[n, d]``, and dequantize only these.
 
-    Each row consists of equal blocks, and ``scales[n, blocks]`` has a scale for each. ``bits=4`` marks the int8 elements
-    as INT4, and a constant table is stored as such. ``is_fused`` selects ONNX Runtime's operator for this call.
+    Each row consists of equal blocks, and ``scales[n, blocks]`` has a scale for each. ``bits=4`` marks the elements as
+    INT4, and a constant table is stored as such. ``is_fused`` selects ONNX Runtime's operator for this call.
     """
     rows, factors = torch.embedding(table, indices), torch.embedding(scales.float(), indices)
     blocks = rows.float().reshape(*factors.shape, table.shape[1] // scales.shape[1])

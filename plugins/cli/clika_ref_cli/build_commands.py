@@ -156,7 +156,7 @@ def export(
 def _write_results(module: clika_ref.ClikaModule, paths: dict[str, Path | None], *, keep_inputs: bool) -> list[Any]:
     """Write the artifact, the saved module, or both. Return the facts of each, None for one that was not requested."""
     output, saved = paths.get("-o"), paths.get("--save")
-    if saved is not None:  # first, as an export may be refused
+    if saved is not None:  # first, as an export may be rejected
         with show_spinner("Saving"):
             module.clika_save(saved, keep_calibration_inputs=keep_inputs)
     artifact = None if output is None else _describe_artifact(module.clika_export(output))

@@ -41,9 +41,7 @@ X86 = QuantizationScheme(
     per_tensor_weights=frozenset({"matmul"}),
     int32_bias=CONVOLUTIONS | {"linear"},
     int32_bias_2d_or_static=frozenset({"linear"}),
-    weights_only=WeightOnlyScheme(
-        layers=MATRIX_PRODUCTS, lookups={"embedding": True}, rounds_inputs=True
-    ),
+    weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS, lookups={"embedding": True}, rounds_inputs=True),
 )
 """Unsigned activations and signed weights, which VNNI instructions accumulate in 32 bits."""
 

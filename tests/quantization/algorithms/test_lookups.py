@@ -1,4 +1,4 @@
-"""Tables of embeddings in low bits: INT8 beside INT8 layers, and INT4 or INT8 with weight-only quantization."""
+"""Tables of embeddings in low bits: INT8 next to INT8 layers, and INT4 or INT8 with weight-only quantization."""
 
 import onnx
 import pytest
@@ -69,14 +69,16 @@ INT8, INT4, UINT8 = onnx.TensorProto.INT8, onnx.TensorProto.INT4, onnx.TensorPro
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_lookup_quantized_beside_int8_layers(target, tmp_path):
+def test_lookup_quantized_next_to_int8_layers(target, tmp_path):
     """By default a table has INT8 rows in the file, which agrees with the simulation."""
     module = compile_language(target)
     assert (decision_of(module, "table").decision, decision_of(module, "table").bits) == ("quantized", (8, 32))
     module.clika_export(tmp_path / "m.onnx")
     assert read_matrices(tmp_path / "m.onnx") == [(INT8, WIDTH, WIDTH), *[(INT8, ROWS, WIDTH)] * 2]
     graph = onnx.load(tmp_path / "m.onnx").graph
-    assert {node.op_type for node in graph.node if "table.weight_integers" in node.input} == {"Gather"}, "no whole table"
+    assert {node.op_type for node in graph.node if "table.weight_integers" in node.input} == {"Gather"}, (
+        "no whole table"
+    )
     assert (tmp_path / "m.onnx").stat().st_size < 0.3 * 4 * (2 * ROWS * WIDTH + WIDTH * WIDTH)
 
 
