@@ -10,7 +10,6 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 
 from clika_ref.compiled.runners import load_runner
 from clika_ref.compiled.weights import device_of_weights
@@ -18,6 +17,11 @@ from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref.module.running import call_artifact
+
+try:
+    from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
+except ImportError as error:
+    raise ImportError("generation needs transformers. Run: pip install 'clika-ref[generation]'") from error
 
 CACHE_NAME, STATES_NAME = "past_key_values", "encoder_outputs"
 
