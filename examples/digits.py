@@ -29,7 +29,7 @@ from clika_ref import (
 from clika_ref.reporting.tables import print_table
 from clika_ref.targets.cpu import INT32_ACCUMULATION_FLAGS, cpu_flags
 
-EPOCHS = 8
+EPOCHS = 5
 BATCH = 64
 CALIBRATION_BATCHES = 10
 TIMED_RUNS = 100

@@ -44,8 +44,21 @@ class ExportArguments:
     deployment_settings: BaseDeploymentSettings | None = None
 
 
-def export_module(module: CompiledModule, given: ExportArguments, log: CompilationLog | None = None) -> Artifact:
-    """Write the artifact of a module for a target, and return its facts; ``log`` replaces a log of its own."""
+def export_module(
+    module: CompiledModule,
+    given: ExportArguments,
+    log: CompilationLog | None = None,
+    *,
+    is_guarded: bool = False,
+) -> Artifact:
+    """Write the artifact of a module for a target, and return its facts.
+
+    Args:
+        module: the module.
+        given: the arguments of the export.
+        log: replaces a log of its own.
+        is_guarded: whether the guards are checked before each call of the artifact, as by the runner of a piece.
+    """
     check_types(vars(given))
     state, form = module.clika_state, current_configuration()
     deployment = state.choose_deployment(given.deployment_settings)
@@ -76,6 +89,7 @@ def export_module(module: CompiledModule, given: ExportArguments, log: Compilati
         state.options,
         state.sizes,
         form,
+        is_guarded,
     )
     with log or CompilationLog.open(state.logs_dir) as own, outside_autocast(), freeze_gc():
         warn_of_changed_weights(module, graph, plan, own)

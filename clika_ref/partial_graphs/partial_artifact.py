@@ -197,7 +197,7 @@ def _export_piece(
     suffix = next(iter(module.clika_state.registry.targets[deployment.target].suffixes), "")
     file = folder / f"{piece.number:03}_{name}{suffix}"
     quiet = CompilationLog()
-    artifact = export_module(module, ExportArguments(file, deployment_settings=deployment), quiet)
+    artifact = export_module(module, ExportArguments(file, deployment_settings=deployment), quiet, is_guarded=True)
     for warning in quiet.warnings:
         log.warning(warning)
     written = sorted(set(folder.iterdir()) - before)

@@ -218,3 +218,22 @@ def test_exported_again_for_another_target(module, copied_folder):
     artifact = module.clika_export(copied_folder, DeploymentSettings_OpenVINO_ONNX())
     assert artifact.manifest["target"] == "openvino"
     torch.testing.assert_close(artifact.bind(make_model())(INPUTS[0]), module(INPUTS[0]).detach(), atol=0.05, rtol=0)
+
+
+class BranchingOnLength(nn.Module):
+    """A piece with a branch on a size, and another branch on elements."""
+
+    def forward(self, x):
+        x = x * 2 if x.shape[0] > 4 else x * 3
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_exported_piece_with_branch_on_size_checked_by_runner(tmp_path):
+    """The runner checks the guards of each piece, so that an export accepts branches on sizes."""
+    model = BranchingOnLength().eval()
+    module = clika_compile(model, tracing_inputs=[torch.rand(6, 4), torch.rand(8, 4)], fullgraph=False)
+    runner = module.clika_export(tmp_path / "model").bind(model)
+    x = torch.rand(5, 4)
+    torch.testing.assert_close(runner(x), model(x))
+    with pytest.raises(ModelError, match="no saved piece matches it"):
+        runner(torch.rand(3, 4))
