@@ -302,6 +302,7 @@ def test_find_scopes_no_xfails_imports_no_level(tmp_path):
     assert find_scopes([], make_suite(tmp_path, ""), {"nothing": "there.is.no.such.module"}) == {}
 
 
+@pytest.mark.slow_cases("0")
 @pytest.mark.parametrize("seed", range(4))
 def test_find_scopes_artifact_xfail_known_for_any_seed(tmp_path, seed):
     """An xfail of an artifact is known for each seed."""

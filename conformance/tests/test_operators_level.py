@@ -28,6 +28,7 @@ def test_operators_tasks_one_per_dtype(tmp_path):
     assert [task.dtype for task in found] == ["float16", "float32", "int64"]
 
 
+@pytest.mark.slow_cases("float32")
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_operators_correct_lowering_passes_each_check(tmp_path, dtype):
     """A correct lowering passes every check."""

@@ -57,7 +57,12 @@ EXPECTED = {
 
 
 @pytest.mark.slow_cases(
-    "fold-into-shared-layer", "cancel-any-permutes", "merge-by-operands", "fold-overwritten", "merge-any-casts"
+    "merge-random",
+    "fold-into-shared-layer",
+    "cancel-any-permutes",
+    "merge-by-operands",
+    "fold-overwritten",
+    "merge-any-casts",
 )
 @pytest.mark.parametrize("p", BROKEN, ids=lambda p: p.name)
 def test_passes_broken_pass_found(p):

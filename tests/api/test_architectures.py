@@ -228,7 +228,9 @@ def compile_and_compare(
     assert describe_differences(list_tensors(expected), found) == {}
 
 
-@pytest.mark.slow_cases("regnet_y_400mf", "lraspp")
+@pytest.mark.slow_cases(
+    "shufflenet_v2_x0_5", "mobilenet_v3_small", "swin", "Whisper", "Mixtral", "regnet_y_400mf", "lraspp"
+)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_clika_compile_architecture_static_matches_eager(name, tmp_path):
     """Each architecture with static dims matches eager, as a module and as an ONNX artifact."""

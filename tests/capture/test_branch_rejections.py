@@ -233,6 +233,7 @@ REJECTED = {
 """Functions, the mark of the line that the error names, and parts of the error."""
 
 
+@pytest.mark.slow_cases("comprehension")
 @pytest.mark.parametrize("name", REJECTED)
 def test_conversion_rejected_branch_names_line_and_reason(name):
     """A branch that cannot be converted is an error with its line and the reason."""

@@ -76,6 +76,12 @@ def compile_decoder(model, make=make_dynamic, first=None):
     return clika_compile(copy.deepcopy(model), tracing_inputs=inputs)
 
 
+@pytest.fixture(scope="module")
+def llama():
+    model = build_llama()
+    return model, compile_decoder(model)
+
+
 @pytest.mark.parametrize("make", [make_dynamic, make_static])
 def test_cache_updated_as_by_eager(make):
     """Logits, and the tensors of the cache that was passed, equal eager for batches and lengths never traced."""
@@ -106,6 +112,7 @@ def build_gemma():
     return transformers.Gemma3ForCausalLM(config).eval()
 
 
+@pytest.mark.slow_cases("make_static")
 @pytest.mark.parametrize("make", [make_dynamic, make_static])
 def test_sliding_window_crossed(make):
     """One graph serves prompts and chunks that end before, at and beyond the window, from any position."""
@@ -163,6 +170,7 @@ def make_file_step(path, constant=None, ids_name="input_ids"):
     return run
 
 
+@pytest.mark.slow_cases("build_gpt2")
 @pytest.mark.parametrize("build", [build_llama, build_gpt2, build_gemma])
 def test_generated_tokens_equal_eager(build, tmp_path):
     """The first call gets no cache, and later ones that of the call before, in the module and in the file."""
@@ -250,6 +258,7 @@ def make_pair(model, *_):
     return EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
 
 
+@pytest.mark.slow_cases("build_t5")
 @pytest.mark.parametrize("build", [build_t5, build_whisper])
 def test_first_call_fills_cache_of_encoder(build, tmp_path):
     """The first call computes the keys of the encoder, and the following ones read them, in one graph."""
@@ -314,19 +323,17 @@ def test_classes_of_transformers_stay_unregistered():
         pytree._deregister_pytree_node(DynamicCache)
 
 
-def test_saved_module_takes_and_returns_caches(tmp_path):
+def test_saved_module_takes_and_returns_caches(llama, tmp_path):
     """A loaded module takes a cache, or none in the first call."""
-    model = build_llama()
-    module = compile_decoder(model)
+    model, module = llama
     module.clika_save(tmp_path / "model.clika")
     loaded = ClikaModule.clika_load(tmp_path / "model.clika")
     assert generate(make_step(loaded), 8) == generate(make_step(model), 8)
 
 
-def test_cache_of_other_form_rejected():
+def test_cache_of_other_form_rejected(llama):
     """A cache of another class is named."""
-    model = build_llama()
-    module = compile_decoder(model)
+    model, module = llama
     static = fill(model, make_static(model, 1), 1, 2)
     with pytest.raises(ModelError, match=r"'past_key_values' is a StaticCache of 6 values, but the model was compiled"):
         module(input_ids=make_ids(1, 1), past_key_values=static)

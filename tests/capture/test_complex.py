@@ -102,7 +102,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.slow_cases("comparisons and functions", "products")
+@pytest.mark.slow_cases("irfft of real numbers", "comparisons and functions", "products")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_complex_function_module_and_artifact_agree(name, tmp_path):
     """A function of complex numbers agrees with eager at other sizes; the export compares the artifact."""

@@ -89,7 +89,7 @@ MODELS = {
 }
 
 
-@pytest.mark.slow_cases("Fourier neural operator, 2d")
+@pytest.mark.slow_cases("views", "Fourier neural operator, 2d")
 @pytest.mark.parametrize("name", MODELS)
 def test_complex_write_module_and_artifact_agree(name, tmp_path):
     """A model that writes to complex tensors agrees with eager at other sizes; the export compares the artifact."""

@@ -180,7 +180,7 @@ def test_goal_search_keeps_no_weight():
     assert find_weights(module) == []
 
 
-@pytest.mark.slow_cases("float", "pruned", "int4", "mixed")
+@pytest.mark.slow_cases("int8", "float", "pruned", "int4", "mixed")
 @pytest.mark.parametrize("form", FORMS)
 def test_released_module_frees_its_weights(form):
     """Nothing but the module keeps its weights alive, also while its state is used elsewhere."""

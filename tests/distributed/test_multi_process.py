@@ -78,6 +78,7 @@ def test_calibration_two_ranks_matches_one_process(quantizing_run, scenario):
     assert len({*one["plans"], *other["plans"]}) == 1
 
 
+@pytest.mark.slow
 def test_calibration_scenarios_exercise_quantization(quantizing_run):
     """The compared scenarios quantize weights, apply SmoothQuant and fill the reservoir."""
     assert quantizing_run.results_of("linear_layers")[1]["smoothed"] > 0
@@ -157,6 +158,7 @@ def test_clika_compile_failing_rank_stops_all(failing_run, scenario, rank, reaso
     assert "so all ranks stop" not in said[rank], "the one that failed has its own error"
 
 
+@pytest.mark.slow
 def test_clika_compile_wrong_argument_on_one_rank_stops_all(failing_run):
     """A wrong argument on one rank raises an error on all ranks."""
     reasons = [
