@@ -61,7 +61,8 @@ class WeightOnlyScheme:
     lookups: Mapping[str, bool] = field(default_factory=dict[str, bool], hash=False)
     """Operators that read rows of low-bit tables, also where layers compute in INT8.
 
-    True if the target has an operator of its own that dequantizes the rows of a 4-bit table.
+    True if the target has an operator of its own for rows of a 4-bit table, and fuses a layer with the same table if
+    this is transposed before it is dequantized.
     """
     rounds_inputs: bool = False
     """Whether the target rounds the input of such a layer to 8 bits at run time, with a scale per block of a row."""

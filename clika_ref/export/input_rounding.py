@@ -31,20 +31,24 @@ def find_low_bit_layers(graph: Graph) -> dict[Node, LowBitFormat]:
     for node in walk(graph):
         weight = node.op.trait.weight
         if weight is not None and isinstance(node.inputs[weight], Value):
-            made = _find_dequantize(node.inputs[weight])
-            if made is not None and _is_stored(made.inputs[0]) and _find_dequantize(node.inputs[0]) is None:
+            made = _find_dequantize(_before_permute(node.inputs[weight]))
+            if (
+                made is not None
+                and _before_permute(made.first_tensor).is_constant
+                and _find_dequantize(node.inputs[0]) is None
+            ):
                 found[node] = LowBitFormat(made.attrs["bits"], made.attrs["block_size"] or 0)
     return found
 
 
+def _before_permute(value: Value) -> Value:
+    """Return the operand of a transposition: the weight of a layer has the rows of a table then."""
+    node = value.producer
+    return node.first_tensor if node is not None and node.op_type == "permute" else value
+
+
 def _find_dequantize(value: Value) -> Node | None:
     return value.producer if value.producer is not None and value.producer.op_type == "dequantize" else None
-
-
-def _is_stored(integers: Value) -> bool:
-    """Whether integers are a constant, or one that is transposed because a lookup reads its rows."""
-    node = integers.producer
-    return integers.is_constant or (node is not None and node.op_type == "permute" and node.first_tensor.is_constant)
 
 
 def find_rounding_layers(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, int]:

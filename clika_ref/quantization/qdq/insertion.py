@@ -19,7 +19,14 @@ from clika_ref.core.traits import LOOKUP, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.folded_norms import current_weight_scales
 from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of, weight_position_of
-from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight, pack_table, weight_rows
+from clika_ref.quantization.qdq.packed_weights import (
+    INT4_BITS,
+    PackedWeight,
+    StoredOrder,
+    pack_layer_weight,
+    pack_table,
+    weight_rows,
+)
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, FLOAT_LAYER_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, quantize_bias
 
@@ -59,6 +66,13 @@ class Plan:
     def lookups(self) -> Mapping[str, bool]:
         """See `WeightOnlyScheme`."""
         return {} if self.scheme.weights_only is None else self.scheme.weights_only.lookups
+
+    def stored_order_for(self, lookup: Node) -> StoredOrder:
+        """Return how a layer with low bits stores its weight for a lookup in it; `COLUMNS` if they cannot share it."""
+        if self.lookups.get(lookup.op_type, False):
+            return StoredOrder.ROWS_FUSED
+        has_halves = self.packed_weights[lookup.name].bits == INT4_BITS
+        return StoredOrder.COLUMNS if has_halves else StoredOrder.ROWS
 
     @property
     def is_empty(self) -> bool:
@@ -118,6 +132,7 @@ def _quantize_weights(
 ) -> dict[Value, Value]:
     """Quantize the weights of all layers; return the quantized form of those that lookups read in the same form."""
     tables = {weight_of(node): plan.packed_weights[node.name] for node in lookups}
+    orders = {weight_of(node): plan.stored_order_for(node) for node in lookups}
     found: dict[Value, Value] = {}
     for node in [node for node in graph.nodes if node not in lookups]:
         if node in layers:
@@ -126,9 +141,12 @@ def _quantize_weights(
             stored = quantize_layer(graph, node, plan, operators)
         elif node.name in plan.packed_weights:
             weight, packed = weight_of(node), plan.packed_weights[node.name]
-            is_table = weight in tables and tables[weight].is_equal(packed)
+            is_table = (
+                weight in tables and tables[weight].is_equal(packed) and orders[weight] is not StoredOrder.COLUMNS
+            )
             scales = current_weight_scales(packed.scales, node, plan.norms.get(node.name))
-            stored = pack_layer_weight(graph, node, replace(packed, scales=scales), operators, keeps_rows=is_table)
+            order = orders[weight] if is_table else StoredOrder.COLUMNS
+            stored = pack_layer_weight(graph, node, replace(packed, scales=scales), operators, order)
         else:
             continue
         if is_table:

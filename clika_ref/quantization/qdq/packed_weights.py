@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -86,8 +87,23 @@ def weight_rows(node: Node, weight: Tensor) -> Tensor:
     return weight if has_output_rows(node) else weight.T
 
 
+class StoredOrder(enum.Enum):
+    """How the weight ``[outputs, inputs]`` of a layer with low bits is stored."""
+
+    COLUMNS = enum.auto()
+    """As ``[inputs, outputs]``, as matrix products read it."""
+    ROWS = enum.auto()
+    """As it is, for a lookup in the same table; transposed after it is dequantized."""
+    ROWS_FUSED = enum.auto()
+    """As it is; transposed before it is dequantized, where a runtime fuses only that."""
+
+
 def pack_layer_weight(
-    graph: Graph, node: Node, packed: PackedWeight, operators: Mapping[str, Operator], *, keeps_rows: bool = False
+    graph: Graph,
+    node: Node,
+    packed: PackedWeight,
+    operators: Mapping[str, Operator],
+    order: StoredOrder = StoredOrder.COLUMNS,
 ) -> Value:
     """Replace the weight of a layer by its low-bit form and a ``dequantize`` node.
 
@@ -99,25 +115,26 @@ def pack_layer_weight(
         node: the layer.
         packed: the low-bit form.
         operators: those of the registry.
-        keeps_rows: whether to store the rows as they are, for a lookup in the same table, and to transpose them in the
-            graph; runtimes do so when they load a file.
+        order: how to store it; a transposition in the graph is computed when a runtime loads the file.
 
     Returns:
         The quantized weight as it is stored.
     """
     weight, build = weight_of(node), Builder(graph, operators, node, node.origin)
-    keeps_rows = keeps_rows and has_output_rows(node)
-    is_swapped = has_output_rows(node) and not keeps_rows
-    made = partial(_pack_rows if keeps_rows else _pack_columns, node, weight, packed)
+    is_swapped = has_output_rows(node) and order is StoredOrder.COLUMNS
+    made = partial(_pack_columns if order is StoredOrder.COLUMNS else _pack_rows, node, weight, packed)
     shape = weight.type.shape[::-1] if is_swapped else weight.type.shape
     stored = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, shape))
-    steps = build("permute", stored, dims=(1, 0)) if keeps_rows else stored
-    in_blocks = packed.block_size > 0
-    spread = (packed.scales.T.contiguous() if in_blocks else packed.scales[:, 0]).to(weight.type.dtype)
-    scales = build.constant(spread, f"{weight.name}_scale")
-    axis, block_size = (0, packed.block_size) if in_blocks else (1, None)
-    kind = {"dtype": weight.type.dtype, "bits": packed.bits}
-    read = build("dequantize", steps, scales, axis=axis, block_size=block_size, **kind)
+    steps = build("permute", stored, dims=(1, 0)) if order is StoredOrder.ROWS_FUSED else stored
+    in_blocks, has_rows = packed.block_size > 0, order is StoredOrder.ROWS
+    blocks = packed.scales if has_rows else packed.scales.T.contiguous()
+    scales = build.constant(
+        (blocks if in_blocks else packed.scales[:, 0]).to(weight.type.dtype), f"{weight.name}_scale"
+    )
+    axis = 0 if in_blocks != has_rows else 1
+    kind = {"dtype": weight.type.dtype, "bits": packed.bits, "block_size": packed.block_size or None}
+    read = build("dequantize", steps, scales, axis=axis, **kind)
+    read = build("permute", read, dims=(1, 0)) if has_rows else read
     if not has_output_rows(node):
         graph.set_input(node, weight_position_of(node), read)
         return stored
@@ -182,7 +199,7 @@ def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> N
         ModelError: ``as_such`` is True, and there are no INT4 weights.
         TargetError: ``as_such`` is False, there are INT4 weights, and the target has no weight-only INT8.
     """
-    int4_nodes = [node for node in graph.nodes if node.op_type == "dequantize" and node.attrs["bits"] == INT4_BITS]
+    int4_nodes = [node for node in graph.nodes if node.attrs.get("bits") == INT4_BITS]
     if as_such and not int4_nodes:
         raise ModelError(
             "export_int4=True, but no layer has INT4 weights. Quantize with "

@@ -12,6 +12,7 @@ from clika_ref import (
     DeploymentSettings_TensorRT_ONNX,
     QuantizationSettings,
     clika_compile,
+    export_configuration,
 )
 from clika_ref import LayerQuantizationSettings as Layer
 
@@ -196,3 +197,20 @@ def test_lookup_tied_module_saved_in_low_bits(settings, tmp_path):
     again = type(module).clika_load(tmp_path / "m.clika").eval()
     assert torch.equal(again(TOKENS[0]), module(TOKENS[0]))
     assert (tmp_path / "m.clika").stat().st_size < 2 * ROWS * WIDTH
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_lookup_tied_head_runs_with_low_bit_weight(target, bits):
+    """A head that shares its weight with a table still runs as a layer with low-bit weights in the runtime."""
+    found = compile_language(target, is_tied=True, **weight_only(bits)).clika_explain()
+    (head,) = [node for node in found.nodes if node.scope == "head" and node.macs]
+    assert (head.planned, head.runs) == (f"int{bits} weights",) * 2
+
+
+def test_lookup_int4_table_stored_as_int8_on_request(tmp_path):
+    """`export_int4=False` stores tables in a byte for each element, too."""
+    module = compile_language(**weight_only(4))
+    with export_configuration(export_int4=False):
+        module.clika_export(tmp_path / "m.onnx")
+    assert {kind for kind, *_ in read_matrices(tmp_path / "m.onnx")} == {INT8}
