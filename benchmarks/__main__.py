@@ -9,6 +9,7 @@ import typer
 from benchmarks import (
     attention,
     checkpoints,
+    decoder,
     digits,
     efficientnet,
     export,
@@ -58,6 +59,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "report": report.run,
     "attention": attention.run,
     "generation": generation.run,
+    "decoder": decoder.run,
     "breadth": breadth.run,
 }
 

@@ -136,27 +136,44 @@ def quantize_with_gptq(rows: Tensor, scales: Tensor, quantized_type: QuantizedTy
 
     Source: Frantar et al., GPTQ (2023), in the order of the columns.
     """
-    chosen = _inverse_cholesky(gram)
-    if chosen is None:
-        return None
-    left, steps = rows.clone(), torch.empty_like(rows, dtype=torch.int8)
-    inputs = rows.shape[1]
-    block = inputs // scales.shape[1]
+    factor = find_gptq_factor(gram)
+    return None if factor is None else round_with_feedback(rows, scales, quantized_type, factor)
+
+
+@torch.no_grad()
+def round_with_feedback(rows: Tensor, scales: Tensor, quantized_type: QuantizedType, factor: Tensor) -> Tensor:
+    """Return the quantized rows of `quantize_with_gptq`, ``int8[outputs, inputs]``, given its factor.
+
+    The rows of a weight are independent of each other.
+
+    Args:
+        rows: ``float32[outputs, inputs]``.
+        scales: ``float32[outputs, blocks]``.
+        quantized_type: the quantized type.
+        factor: of `find_gptq_factor`, ``float32[inputs, inputs]``.
+    """
+    left = rows.T.clone(memory_format=torch.contiguous_format)  # its rows are the columns, each in one place
+    steps, of_columns = torch.empty_like(left, dtype=torch.int8), scales.T.contiguous()
+    kept = left != 0 if bool((left == 0).any()) else None
+    inputs = len(left)
+    block = inputs // len(of_columns)
     for start in range(0, inputs, GPTQ_BLOCK_COLUMNS):
         end = min(start + GPTQ_BLOCK_COLUMNS, inputs)
-        residuals = rows.new_zeros(len(rows), end - start)
+        residuals = left.new_zeros(end - start, left.shape[1])
         for at in range(start, end):
-            scale = scales[:, at // block]
-            whole = (left[:, at] / scale).round().clamp(quantized_type.low, quantized_type.high) * (rows[:, at] != 0)
-            steps[:, at] = whole.to(torch.int8)
-            residuals[:, at - start] = (left[:, at] - whole * scale) / chosen[at, at]
-            left[:, at + 1 : end] -= residuals[:, at - start, None] * chosen[at, at + 1 : end]
-        left[:, end:] -= residuals @ chosen[start:end, end:]
-    return steps
+            scale = of_columns[at // block]
+            whole = (left[at] / scale).round_().clamp_(quantized_type.low, quantized_type.high)
+            if kept is not None:
+                whole.mul_(kept[at])
+            steps[at] = whole
+            torch.sub(left[at], whole.mul_(scale), out=residuals[at - start]).div_(factor[at, at])
+            left[at + 1 : end].addr_(factor[at, at + 1 : end], residuals[at - start], alpha=-1)
+        left[end:].addmm_(factor[start:end, end:].T, residuals, alpha=-1)
+    return steps.T.contiguous()
 
 
-def _inverse_cholesky(gram: Tensor) -> Tensor | None:
-    """Return the upper Cholesky factor of the inverse Gram matrix, None if there is none."""
+def find_gptq_factor(gram: Tensor) -> Tensor | None:
+    """Return the upper Cholesky factor of the inverse of a Gram matrix ``float32[inputs, inputs]``, or None."""
     if not bool(gram.isfinite().all()):
         return None
     wide = gram.double()

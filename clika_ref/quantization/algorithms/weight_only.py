@@ -12,7 +12,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import WeightOnlyScheme
 from clika_ref.core.traits import LOOKUP
-from clika_ref.quantization.algorithms.gptq import quantize_with_gptq, sum_squared_error
+from clika_ref.quantization.algorithms.gptq import find_gptq_factor, round_with_feedback, sum_squared_error
 from clika_ref.quantization.algorithms.gradient_tape import record_gradients
 from clika_ref.quantization.algorithms.sensitivity import sensitivity_reason, variance_share
 from clika_ref.quantization.calibration.calibrator import Calibration
@@ -53,6 +53,9 @@ class WeightOnlyResult:
     shared: set[Node] = field(default_factory=set[Node])
     """Lookups in the weight of a layer, whose integers they read."""
 
+
+MAX_PART_ELEMENTS = 2**21
+"""Number of elements of a weight that are quantized at a time."""
 
 MIN_BLOCK_SIZE = 16
 """Smallest block that replaces a requested one; runtimes know no smaller ones."""
@@ -382,11 +385,8 @@ def quantize_to_nearest(rows: Tensor, bits: int, block_size: int, options: Clika
 
     ``weight_clipping`` of the options lets scales clip the largest elements.
     """
-    blocks = rows.shape[1] // block_size if block_size else 1
-    kind = PackedWeight(bits, block_size, rows.new_empty(0)).quantized_type
-    parts = rows.reshape(len(rows) * blocks, -1)
-    find = compute_weight_scales if options.weight_clipping == "off" else find_clipped_scales
-    return PackedWeight(bits, block_size, find(parts, 0, kind).reshape(len(rows), blocks))
+    scales = [_find_block_scales(part, bits, block_size, None, options) for part in _split_rows(rows)]
+    return PackedWeight(bits, block_size, torch.cat(scales))
 
 
 @torch.no_grad()
@@ -394,6 +394,8 @@ def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
     rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor, options: ClikaCompileOptions
 ) -> PackedWeight:
     """Quantize a weight to low bits, with rounding to nearest or GPTQ, whichever has the lower error.
+
+    Rows are independent of each other. Parts of them take less memory than all.
 
     Args:
         rows: ``float32[outputs, inputs]``.
@@ -403,20 +405,39 @@ def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
         judged: the same of the data for evaluation.
         options: ``weight_clipping`` lets scales clip the largest elements, and ``gptq`` decides whether GPTQ is used.
     """
+    factor = None if options.gptq == "off" else find_gptq_factor(fitted)
+    importance, kind = fitted.diagonal(), PackedWeight(bits, block_size, rows.new_empty(0)).quantized_type
+    scales, offsets, errors = list[Tensor](), list[Tensor](), [0.0, 0.0]
+    for part in _split_rows(rows):
+        nearest = PackedWeight(bits, block_size, _find_block_scales(part, bits, block_size, importance, options))
+        scales.append(nearest.scales)
+        if factor is not None:
+            steps = round_with_feedback(part, nearest.scales, kind, factor)
+            offsets.append(steps.sub_(nearest.steps(part)))
+            fed_back = replace(nearest, offsets=offsets[-1])
+            errors = [
+                e + sum_squared_product_error(part, p, judged) for e, p in zip(errors, (nearest, fed_back), strict=True)
+            ]
+    found = PackedWeight(bits, block_size, torch.cat(scales))
+    is_better = factor is not None and (options.gptq == "on" or errors[1] < errors[0])
+    return replace(found, offsets=torch.cat(offsets)) if is_better else found
+
+
+def _split_rows(rows: Tensor) -> Sequence[Tensor]:
+    return rows.split(max(1, MAX_PART_ELEMENTS // rows.shape[1]))
+
+
+def _find_block_scales(
+    rows: Tensor, bits: int, block_size: int, importance: Tensor | None, options: ClikaCompileOptions
+) -> Tensor:
+    """Return the scales of rows, ``float32[outputs, blocks]``; ``importance`` has a factor for each column."""
     blocks = rows.shape[1] // block_size if block_size else 1
     kind = PackedWeight(bits, block_size, rows.new_empty(0)).quantized_type
-    importance = fitted.diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
     parts = rows.reshape(len(rows) * blocks, -1)
-    is_exact = options.weight_clipping == "off"
-    scales = compute_weight_scales(parts, 0, kind) if is_exact else find_clipped_scales(parts, 0, kind, importance)
-    nearest = PackedWeight(bits, block_size, scales.reshape(len(rows), blocks))
-    steps = None if options.gptq == "off" else quantize_with_gptq(rows, nearest.scales, kind, fitted)
-    if steps is None:
-        return nearest
-    fed_back = replace(nearest, offsets=steps - nearest.steps(rows))
-    if options.gptq == "on":
-        return fed_back
-    return min((nearest, fed_back), key=lambda packed: sum_squared_product_error(rows, packed, judged))
+    if options.weight_clipping == "off":
+        return compute_weight_scales(parts, 0, kind).reshape(len(rows), blocks)
+    weights = None if importance is None else importance.expand_as(rows).reshape(parts.shape)
+    return find_clipped_scales(parts, 0, kind, weights).reshape(len(rows), blocks)
 
 
 def sum_squared_product_error(rows: Tensor, packed: PackedWeight, gram: Tensor) -> float:

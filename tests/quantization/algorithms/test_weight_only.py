@@ -23,6 +23,7 @@ from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.export.input_rounding import round_in_blocks
+from clika_ref.quantization.algorithms import weight_only
 from clika_ref.quantization.algorithms.gptq import quantize_with_gptq
 from clika_ref.quantization.algorithms.weight_only import quantize_low_bit
 from clika_ref.quantization.qdq.packed_weights import PackedWeight
@@ -118,6 +119,26 @@ def test_quantize_with_gptq_uncorrelated_data_rounds_to_nearest():
 def test_quantize_with_gptq_invalid_gram_returns_none(gram):
     """A Gram matrix of zeros or NaN gives no result."""
     assert quantize_with_gptq(randn(4, 8), torch.ones(4, 1), FOUR, gram) is None
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_quantize_with_gptq_leaves_weight_unchanged(count):
+    """The weight itself stays as it is, also one with a single row."""
+    rows, seen = randn(count, 8), make_correlated_data(64, 8)
+    before = rows.clone()
+    assert quantize_with_gptq(rows, (rows.abs().amax(1) / 7)[:, None], FOUR, seen.T @ seen) is not None
+    assert torch.equal(rows, before)
+
+
+def test_quantize_low_bit_parts_equal_whole(monkeypatch):
+    """A weight that is quantized in parts has the integers and scales of one quantized at once."""
+    rows, seen = randn(16, 64), make_correlated_data(512, 64)
+    gram, options = seen.T @ seen, ClikaCompileOptions(gptq="on")
+    whole = quantize_low_bit(rows, 4, 16, gram, gram, options)
+    monkeypatch.setattr(weight_only, "MAX_PART_ELEMENTS", 5 * 64)
+    parts = quantize_low_bit(rows, 4, 16, gram, gram, options)
+    assert torch.equal(parts.scales, whole.scales)
+    assert torch.equal(parts.steps(rows), whole.steps(rows))
 
 
 def round_to_nearest(rows, scales):
