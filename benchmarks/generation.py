@@ -99,7 +99,7 @@ MODELS: Mapping[str, Callable[[], torch.nn.Module]] = {
 
 
 @dataclass(frozen=True)
-class Subject:
+class GeneratedModel:
     """A model, with the arguments of its calls."""
 
     model: torch.nn.Module
@@ -174,7 +174,7 @@ def generate(step: Step) -> list[int]:
     return found
 
 
-def _make_file_step(module: Any, subject: Subject, runtime: str, folder: Path) -> Step:
+def _make_file_step(module: Any, subject: GeneratedModel, runtime: str, folder: Path) -> Step:
     """Return a step of the artifact, which passes each ``present`` value on as that of ``past_key_values``."""
     artifact = module.clika_export(folder / f"{runtime}.onnx", deployment_settings=RUNTIMES[runtime]())
     run = load_registry().targets[runtime].load(artifact)
@@ -214,7 +214,7 @@ def run(names: Names = None) -> None:
         if names and not any(part in name for part in names):
             continue
         torch.manual_seed(SEED)
-        subject = Subject(_vary(make().eval()))
+        subject = GeneratedModel(_vary(make().eval()))
         expected = generate(subject.make_step(subject.model))
         start = time.perf_counter()
         module = clika_compile(copy.deepcopy(subject.model), tracing_inputs=subject.tracing_inputs())
