@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any
@@ -22,7 +22,7 @@ from clika_ref.capture.state import collect_state
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.capture.traced_calls import TracedCalls
-from clika_ref.capture.violating_sizes import find_violating_sizes
+from clika_ref.capture.violating_sizes import find_violating_sizes, is_cheap
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.declared_types import DeclaredTypes
 from clika_ref.core.errors import ModelError
@@ -289,7 +289,9 @@ class Validation:
         evidence.max_runs = len(evidence.runs) + MAX_SOUGHT_RUNS
         for g in [g for g in self.result.guards if g.is_testable and not evidence.is_tested(g)]:
             for sizes in islice(find_violating_sizes(g.guard, base, self.result.graph.symbols), RUNS_PER_SOUGHT_GUARD):
-                self._run_at(leaves, {name: size for name, size in sizes.items() if size != base[name]}, evidence)
+                changes = {name: size for name, size in sizes.items() if size != base[name]}
+                if [*self._resize_cheaply(leaves, [changes])]:
+                    self._run_at(leaves, changes, evidence)
         self._drop_idle(evidence)
 
     def _drop_idle(self, evidence: GuardEvidence) -> None:
@@ -337,9 +339,9 @@ class Validation:
                 continue
             harmless: list[bool] = []
             choices = find_violating_sizes(g.guard, base, self.result.graph.symbols)
-            for sizes in islice(choices, RUNS_PER_SOUGHT_GUARD):
+            changes = ({n: s for n, s in sizes.items() if s != base[n]} for sizes in choices)
+            for changed in islice(self._resize_cheaply(leaves, changes), RUNS_PER_SOUGHT_GUARD):
                 runs += 1
-                changed = self._resize(leaves, {n: s for n, s in sizes.items() if s != base[n]})
                 fails = self._eager_fails(changed) or (g.is_testable and self._graph_fails(changed))
                 harmless.append(fails or (self.deterministic and self.agrees_on(changed)))
                 if not harmless[-1]:
@@ -361,6 +363,15 @@ class Validation:
         except Exception:  # noqa: BLE001 - an operator may raise anything
             return True
         return False
+
+    def _resize_cheaply(self, leaves: list[Any], changes: Iterable[Mapping[str, int]]) -> Iterator[list[Any]]:
+        """Yield a call for each change of sizes that needs no large tensors."""
+        shapes = [leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        known = [leaf for leaf in shapes if isinstance(leaf, torch.Tensor)]
+        for changed in changes:
+            call = [leaf for leaf in self._resize(shapes, changed) if isinstance(leaf, torch.Tensor)]
+            if is_cheap(call, known):
+                yield self._resize(leaves, changed)
 
     def _resize(self, leaves: list[Any], changes: Mapping[str, int]) -> list[Any]:
         """Return a call with other sizes of some symbols, and of all dims that equal them."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
 import sympy
+import torch
 
 from clika_ref.core.guards import is_met
 from clika_ref.core.symbols import Guard, Symbol, evaluate
 
 MAX_SIZE = 4096
 """Largest size that is tried: beyond it, a run takes long."""
+
+MAX_COST = 2**21
+"""Maximum number of elements of the inputs of a run; an integer may select a row, and counts as `ROW_ELEMENTS`."""
+
+ROW_ELEMENTS = 256
 
 SMALL_SIZES = (*range(1, 10), 16, 32, 64)
 """Sizes of which all combinations are tried, for guards over two or three symbols."""
@@ -48,6 +54,15 @@ def find_violating_sizes(
         if key not in seen and not is_met(guard, sizes):
             yield sizes
         seen.add(key)
+
+
+def is_cheap(inputs: Iterable[torch.Tensor], known: Iterable[torch.Tensor]) -> bool:
+    """Return whether inputs are few enough elements to run a model on, or no more than those of a known call."""
+    return _estimate_cost(inputs) <= max(MAX_COST, _estimate_cost(known))
+
+
+def _estimate_cost(inputs: Iterable[torch.Tensor]) -> int:
+    return sum(x.numel() * (1 if x.is_floating_point() or x.is_complex() else ROW_ELEMENTS) for x in inputs)
 
 
 def evaluate_shape(shape: tuple[Any, ...], sizes: Mapping[str, int]) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from clika_ref.capture.violating_sizes import evaluate_shape, find_violating_sizes
+from clika_ref.capture.violating_sizes import MAX_COST, evaluate_shape, find_violating_sizes, is_cheap
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.execution import read_sizes
@@ -27,9 +27,6 @@ MAX_SHOWN_GUARDS = 5
 
 RUNS_PER_GUARD = 2
 """Number of sizes at which the graph runs for each guard."""
-
-MAX_RUN_ELEMENTS = 2**24
-"""Maximum number of elements of the inputs of such a run."""
 
 
 def check_guards(
@@ -111,9 +108,9 @@ def _resize_calls(
         for value, tensor, shape in zip(graph.inputs, example, shapes, strict=True):
             if value.name in numbers:
                 inputs.append(torch.full_like(tensor, sizes[numbers[value.name]]))
-            elif shape is not None and math.prod(shape) <= MAX_RUN_ELEMENTS:
+            elif shape is not None and math.prod(shape) <= max(MAX_COST, tensor.numel()):
                 inputs.append(_resize(tensor, shape))
-        if len(inputs) == len(shapes):
+        if len(inputs) == len(shapes) and is_cheap(inputs, example):
             yield inputs
 
 

@@ -101,7 +101,12 @@ class GenerationAdapter(GenerationMixin):
         return given
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Generate tokens; the arguments are those of `transformers.GenerationMixin.generate`.
+        """Generate tokens as `transformers.GenerationMixin.generate` does; return ``int64[batch, tokens]``.
+
+        Args:
+            inputs: the prompts, ``int64[batch, length]``, padded on the left.
+            args: passed on.
+            kwargs: passed on, such as ``max_new_tokens``, ``num_beams`` and ``attention_mask``.
 
         Raises:
             ModelError: assisted decoding is requested, or a batch is padded and the module was compiled without a mask.

@@ -107,6 +107,19 @@ def test_clika_export_branch_without_effect_warned(tmp_path):
     assert "the artifact does not check the guard batch > 7" in text
 
 
+def test_large_sizes_are_not_run(tmp_path):
+    """A limit that only large inputs violate is a warning: neither the model nor the graph runs on them."""
+    sizes = []
+
+    def record(x):
+        sizes.append(tuple(x.shape))
+        return x * 2 if x.shape[0] < 3000 else x * 3
+
+    inputs = [torch.rand(2, 3, 64, 64), torch.rand(3, 3, 64, 64)]
+    assert "does not check the guard batch < 3000" in export_and_read_log(record, inputs, tmp_path)
+    assert max(shape[0] for shape in sizes if isinstance(shape[0], int)) < 200
+
+
 class PackedSequences(torch.nn.Module):
     """A recurrent network on packed sequences; the longest length must be at least 1."""
 

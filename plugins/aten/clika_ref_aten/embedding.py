@@ -82,7 +82,8 @@ def quantized_embedding(
 @quantized_embedding.types
 def _(table, scales, indices, *, bits, dtype, is_fused):
     (count, width), (rows, blocks) = table.shape, scales.shape
-    if table.dtype != torch.int8 or bits not in (FOUR_BITS, EIGHT_BITS) or count != rows or width % blocks:
+    fits = count == rows and bool(width) and width % blocks == 0
+    if table.dtype != torch.int8 or bits not in (FOUR_BITS, EIGHT_BITS) or not fits:
         raise ModelError(f"scales {scales} do not fit the table {table} with {bits} bits")
     return TensorType(dtype, (*indices.shape, width))
 
