@@ -463,7 +463,9 @@ def test_command_line_page_lists_commands_and_statuses():
     assert {*cli.COMMANDS} <= named
 
 
-PUBLIC_PACKAGES = r"clika_ref|clika_ref\.(stages|core\.\w+|settings\.\w+|onnx_export\.artifact)"
+PUBLIC_PACKAGES = (
+    r"clika_ref|clika_ref\.(stages|core\.\w+|settings\.\w+|onnx_export\.artifact|integrations\.generation)"
+)
 """Modules that pages may import from: the public names, the stages, and for plugin authors those of the API pages."""
 
 
