@@ -327,9 +327,14 @@ def grouped_mm(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     """``x[offs[i - 1]:offs[i]] @ weight[i]``, concatenated: ``x[s, k]`` and ``weight[g, k, n]`` to ``[s, n]``.
 
     ``offs[g]`` is sorted; rows after the last end become zeros.
+
+    Raises:
+        IndexError: an offset is below the one before it, or beyond the rows.
     """
-    parts, start = [], 0
-    for matrix, end in zip(weight, offs.tolist(), strict=True):
+    parts, start, ends = [], 0, offs.tolist()
+    if not torch.compiler.is_compiling() and [0, *ends, x.shape[0]] != sorted([0, *ends, x.shape[0]]):
+        raise IndexError(f"the offsets {ends} are not sorted numbers of up to {x.shape[0]} rows")
+    for matrix, end in zip(weight, ends, strict=True):
         parts.append(x[start:end] @ matrix)
         start = end
     rest = x.new_zeros(x.shape[0] - start, weight.shape[2])

@@ -176,6 +176,13 @@ def test_emit_upsample_fixed_size_of_dynamic_input_raises():
         emit(build_graph_with_dims(resampling.upsample_bicubic2d_aa, (1, 3, make_symbol("n"), 5), **options))
 
 
+@pytest.mark.parametrize("offs", [[2, 1], [1, 7], [-(2**31), 3]])
+def test_grouped_mm_invalid_offsets_rejected(offs):
+    """Offsets that are not sorted, negative or beyond the rows are rejected, and not read as sizes of a result."""
+    with pytest.raises(IndexError, match="not sorted numbers of up to 6 rows"):
+        linear.grouped_mm(torch.ones(6, 3), torch.ones(2, 3, 4), torch.tensor(offs, dtype=torch.int32))
+
+
 def test_emit_grouped_mm_dynamic_group_count_raises():
     """A dynamic number of groups raises."""
     graph = build_graph_with_dims(linear.grouped_mm, (6, 3), (make_symbol("n"), 3, 4), (make_symbol("n"),))
