@@ -82,7 +82,7 @@ def quantized_embedding(
 @quantized_embedding.types
 def _(table, scales, indices, *, bits, dtype, is_fused):
     (count, width), (rows, blocks) = table.shape, scales.shape
-    fits = count == rows and bool(width) and width % blocks == 0
+    fits = count == rows and width % blocks == 0
     if table.dtype != torch.int8 or bits not in (FOUR_BITS, EIGHT_BITS) or not fits:
         raise ModelError(f"scales {scales} do not fit the table {table} with {bits} bits")
     return TensorType(dtype, (*indices.shape, width))
@@ -91,6 +91,8 @@ def _(table, scales, indices, *, bits, dtype, is_fused):
 @quantized_embedding.onnx
 def _(op, table, scales, indices, *, bits, dtype, is_fused):
     width, blocks = op.shape(table)[1], op.shape(scales)[1]
+    if not width:
+        return op.Expand(op.scalar(0.0, dtype), op.ints(op.result.shape))
     if is_fused and bits == FOUR_BITS and op.is_constant(table) and _is_fusible(width, blocks):
         return _gather_blocks(op, table, scales, indices, dtype=dtype)
     kind = dtype if op.dtype(scales) == dtype else torch.float32
