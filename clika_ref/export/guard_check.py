@@ -28,6 +28,9 @@ MAX_SHOWN_GUARDS = 5
 RUNS_PER_GUARD = 2
 """Number of sizes at which the graph runs for each guard."""
 
+MAX_RUNS = 6
+"""Maximum number of these runs for all guards; further guards are a warning."""
+
 
 def check_guards(
     graph: Graph,
@@ -66,18 +69,17 @@ def check_guards(
 def _find_branches(
     guards: Sequence[Guard], graph: Graph, artifact: Artifact, example: Sequence[Tensor]
 ) -> dict[Guard, list[Tensor]]:
-    """Return the guards for which the graph returns a result where they do not hold, each with such inputs."""
-    found: dict[Guard, list[Tensor]] = {}
+    """Return the first guard for which the graph returns a result where it does not hold, with such inputs."""
     symbols, base = _list_changeable_symbols(graph, artifact), read_sizes(graph, example)
+    runs = 0
     for guard in guards:
-        if not guard.is_harmless and not _states_sign(guard):
+        if not guard.is_harmless and not _states_sign(guard) and runs < MAX_RUNS:
             calls = _resize_calls(graph, example, find_violating_sizes(guard, base, symbols))
-            accepted = next(
-                (inputs for inputs in islice(calls, RUNS_PER_GUARD) if _returns_result(graph, inputs)), None
-            )
-            if accepted is not None:
-                found[guard] = accepted
-    return found
+            for inputs in islice(calls, RUNS_PER_GUARD):
+                runs += 1
+                if _returns_result(graph, inputs):
+                    return {guard: inputs}
+    return {}
 
 
 def _states_sign(guard: Guard) -> bool:
