@@ -120,7 +120,7 @@ def _legendre_p(x: Tensor, n: Tensor) -> Tensor:
 
 
 def _make_form(
-    function: Callable[[Tensor, Tensor], Tensor], *, is_shifted: bool, is_harmlessed: bool
+    function: Callable[[Tensor, Tensor], Tensor], *, is_shifted: bool, is_limited: bool
 ) -> Callable[..., Tensor]:
     """Return the form of a polynomial: 0 for negative degrees, of ``2 x - 1`` if shifted; NaN above Hermite's limit."""
 
@@ -131,9 +131,9 @@ def _make_form(
         dtype = functools.reduce(torch.promote_types, tensors)
         dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
         limit = MAX_HERMITE_DEGREES.get(dtype, MAX_HERMITE_DEGREE)
-        known = degree.clamp(max=limit) if is_harmlessed else degree
+        known = degree.clamp(max=limit) if is_limited else degree
         found = function(2 * argument - 1 if is_shifted else argument, known.clamp(min=0))
-        found = torch.where(degree > limit, math.nan, found) if is_harmlessed else found
+        found = torch.where(degree > limit, math.nan, found) if is_limited else found
         return torch.where(degree < 0, 0.0, found).to(dtype)
 
     return call
@@ -156,7 +156,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 POLYNOMIAL_FORMS: dict[OpOverload, Callable[..., Tensor]] = {
     getattr(getattr(aten, f"special_{name}"), overload): _make_form(
-        function, is_shifted=name.startswith("shifted"), is_harmlessed=name.startswith("hermite")
+        function, is_shifted=name.startswith("shifted"), is_limited=name.startswith("hermite")
     )
     for name, function in _FUNCTIONS.items()
     for overload in ("default", "x_scalar", "n_scalar")
