@@ -21,7 +21,14 @@ from clika_ref.quantization.graph_runs import visit_activations
 from clika_ref.quantization.layer_settings import NodeSettings
 from clika_ref.quantization.qdq.insertion import Plan, weight_as_table
 from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_of, weight_position_of
-from clika_ref.quantization.qdq.packed_weights import INT4_BITS, INT8_BITS, PackedWeight, has_output_rows, weight_rows
+from clika_ref.quantization.qdq.packed_weights import (
+    INT8_BITS,
+    PackedWeight,
+    StoredOrder,
+    choose_stored_order,
+    has_output_rows,
+    weight_rows,
+)
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import compute_weight_scales
 from clika_ref.settings.compile_options import ClikaCompileOptions
@@ -339,12 +346,9 @@ class _OptionSearch:
                 self.found.packed[node] = evaluated[node]
                 del self.waiting[node]
 
-    def _quantize_table(self, node: Node, bits: int, block_size: int) -> PackedWeight:
-        return quantize_to_nearest(_weight_rows(node), bits, block_size, self.find_options())
-
     def _reads_stored_rows(self, node: Node, bits: int) -> bool:
         """Whether a lookup reads the rows of a weight in the form that a layer with the same weight stores."""
-        return self.kind.lookups[node.op_type] or bits != INT4_BITS
+        return choose_stored_order(bits, is_fused=self.kind.lookups[node.op_type]) is not StoredOrder.COLUMNS
 
     def _give_up(self, node: Node) -> None:
         """Keep the weight, or take the least sensitive option if the user quantizes all layers."""
@@ -371,8 +375,9 @@ class _OptionSearch:
     def _quantize_weight(self, node: Node, bits: int, block_size: int) -> PackedWeight:
         if node.op.trait is LOOKUP:
             form = self.forms.get(node)
-            is_known = form is not None and (form.bits, form.block_size) == (bits, block_size)
-            return form if is_known and form is not None else self._quantize_table(node, bits, block_size)
+            if form is not None and (form.bits, form.block_size) == (bits, block_size):
+                return form
+            return quantize_to_nearest(_weight_rows(node), bits, block_size, self.find_options())
         read = node.first_tensor
         return quantize_low_bit(
             _weight_rows(node), bits, block_size, self.fitted[read], self.judged[read], self.find_options()

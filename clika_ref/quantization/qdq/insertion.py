@@ -20,9 +20,9 @@ from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.folded_norms import current_weight_scales
 from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of, weight_position_of
 from clika_ref.quantization.qdq.packed_weights import (
-    INT4_BITS,
     PackedWeight,
     StoredOrder,
+    choose_stored_order,
     pack_layer_weight,
     pack_table,
     weight_rows,
@@ -66,13 +66,6 @@ class Plan:
     def lookups(self) -> Mapping[str, bool]:
         """See `WeightOnlyScheme`."""
         return {} if self.scheme.weights_only is None else self.scheme.weights_only.lookups
-
-    def stored_order_for(self, lookup: Node) -> StoredOrder:
-        """Return how a layer with low bits stores its weight for a lookup in it; `COLUMNS` if they cannot share it."""
-        if self.lookups.get(lookup.op_type, False):
-            return StoredOrder.ROWS_FUSED
-        has_halves = self.packed_weights[lookup.name].bits == INT4_BITS
-        return StoredOrder.COLUMNS if has_halves else StoredOrder.ROWS
 
     @property
     def is_empty(self) -> bool:
@@ -132,7 +125,12 @@ def _quantize_weights(
 ) -> dict[Value, Value]:
     """Quantize the weights of all layers; return the quantized form of those that lookups read in the same form."""
     tables = {weight_of(node): plan.packed_weights[node.name] for node in lookups}
-    orders = {weight_of(node): plan.stored_order_for(node) for node in lookups}
+    orders = {
+        weight_of(node): choose_stored_order(
+            plan.packed_weights[node.name].bits, is_fused=plan.lookups.get(node.op_type, False)
+        )
+        for node in lookups
+    }
     found: dict[Value, Value] = {}
     for node in [node for node in graph.nodes if node not in lookups]:
         if node in layers:

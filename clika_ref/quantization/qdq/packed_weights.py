@@ -98,6 +98,18 @@ class StoredOrder(enum.Enum):
     """As it is; transposed before it is dequantized, where a runtime fuses only that."""
 
 
+def choose_stored_order(bits: int, *, is_fused: bool) -> StoredOrder:
+    """Return how a layer stores a weight that is also the table of a lookup; `COLUMNS` if they cannot share it.
+
+    Args:
+        bits: of the weight.
+        is_fused: see `WeightOnlyScheme.lookups`.
+    """
+    if is_fused:
+        return StoredOrder.ROWS_FUSED
+    return StoredOrder.COLUMNS if bits == INT4_BITS else StoredOrder.ROWS
+
+
 def pack_layer_weight(
     graph: Graph,
     node: Node,
@@ -176,7 +188,10 @@ def pack_table(
         made = partial(_pack_rows, node, table, packed)
         quantized = build.constant(made, f"{table.name}_integers", TensorType(torch.int8, table.type.shape))
     scales = build.constant(packed.scales.to(table.type.dtype), f"{table.name}_scale")
-    indices, kind = node.inputs[1], {"bits": 4 if packed.bits == INT4_BITS else INT8_BITS, "dtype": table.type.dtype}
+    indices, kind = (
+        node.inputs[1],
+        {"bits": INT4_BITS if packed.bits == INT4_BITS else INT8_BITS, "dtype": table.type.dtype},
+    )
     result = build("quantized_embedding", quantized, scales, indices, is_fused=is_fused, **kind)
     graph.replace(node.output, result)
     result.name, node.output.name = node.output.name, result.name
