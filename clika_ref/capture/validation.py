@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from itertools import product
 from typing import Any
 
 import sympy
@@ -22,7 +22,6 @@ from clika_ref.capture.state import collect_state
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.capture.traced_calls import TracedCalls
-from clika_ref.capture.violating_sizes import find_violating_sizes, is_cheap
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.declared_types import DeclaredTypes
 from clika_ref.core.errors import ModelError
@@ -34,18 +33,6 @@ from clika_ref.torch_internals.symbols import torch_sympy
 
 MAX_PROBE_RUNS = 8
 """Maximum number of further eager runs to test guards; each run tests all guards that it violates."""
-
-MAX_SOUGHT_RUNS = 4
-"""Maximum number of runs after these, at sizes sought for guards that none of them violated."""
-
-MAX_SOUGHT_NODES = 800
-"""Maximum number of nodes of a graph for which sizes are sought: runs of larger ones take seconds."""
-
-RUNS_PER_SOUGHT_GUARD = 2
-"""Maximum number of sizes that are tried for such a guard."""
-
-MAX_FURTHER_RUNS = 4
-"""Maximum number of runs that show whether the model fails where guards do not hold, or agrees with the graph."""
 
 AGREEMENTS_PER_GUARD = 2
 """Number of agreeing runs after which a guard needs no more."""
@@ -73,18 +60,12 @@ class GuardEvidence:
 
     runs: list[ProbeRun] = field(default_factory=list)
 
-    max_runs: int = MAX_PROBE_RUNS
-
     def is_run_useful(self, violated: list[TracedGuard]) -> bool:
         """Whether a run that violates these guards would give new information about them."""
         disagreed = [run.violated for run in self.runs if not run.agreed]
-        if len(self.runs) >= self.max_runs or violated in disagreed:
+        if len(self.runs) >= MAX_PROBE_RUNS or violated in disagreed:
             return False
         return any(self._count_agreements(g) < AGREEMENTS_PER_GUARD and [g] not in disagreed for g in violated)
-
-    def is_tested(self, g: TracedGuard) -> bool:
-        """Whether a run violated a guard."""
-        return any(g in run.violated for run in self.runs)
 
     def idle(self, guards: Iterable[TracedGuard]) -> list[TracedGuard]:
         """Return irrelevant guards: runs violating them agreed, and other guards exclude all runs that disagreed."""
@@ -137,7 +118,6 @@ class Validation:
         for g in excused:
             self._drop(g)
         self._probe()
-        self._mark_harmless()
         self._require_accepted_inputs()
         self._note_examples()
         return self.notes
@@ -287,16 +267,10 @@ class Validation:
             for length, symbols in product(lengths, self._group_symbols()):
                 size = self._next_size(symbols[0], base) if length is None else length
                 if size >= 0 or all(s.source.dim is None for s in symbols):
-                    self._run_at(leaves, {s.name: size for s in symbols}, evidence)
+                    self._run_at(leaves, symbols, size, evidence)
             self._drop_idle(evidence)
-        if len(self.result.graph) > MAX_SOUGHT_NODES:
-            return
-        evidence.max_runs = len(evidence.runs) + MAX_SOUGHT_RUNS
-        for g in [g for g in self.result.guards if g.is_testable and not evidence.is_tested(g)]:
-            for sizes in islice(find_violating_sizes(g.guard, base, self.result.graph.symbols), RUNS_PER_SOUGHT_GUARD):
-                changes = {name: size for name, size in sizes.items() if size != base[name]}
-                if [*self._resize_cheaply(leaves, [changes])]:
-                    self._run_at(leaves, changes, evidence)
+        every = [s for s in self.result.graph.symbols.values() if self._dim_of(s) is not None]
+        self._run_at(leaves, every, 1, evidence)  # violates guards on products of sizes
         self._drop_idle(evidence)
 
     def _drop_idle(self, evidence: GuardEvidence) -> None:
@@ -319,78 +293,24 @@ class Validation:
         groups = [[s for s in symbols if dims[s.name] in group] for group in self.traced.comparison.groups]
         return [*(group for group in groups if len(group) > 1), *([s] for s in symbols)]
 
-    def _run_at(self, leaves: list[Any], changes: Mapping[str, int], evidence: GuardEvidence) -> None:
-        """Compare the graph with eager at other sizes of some symbols, if that gives new information about guards."""
-        sizes = {**self._sizes(leaves), **changes}
+    def _run_at(self, leaves: list[Any], symbols: list[Symbol], length: int, evidence: GuardEvidence) -> None:
+        """Compare the graph with eager at another size of some dims, if that gives new information about the guards."""
+        sizes = {**self._sizes(leaves), **{s.name: length for s in symbols}}
         violated = [g for g in self.result.guards if not _is_satisfied(g, sizes)]
-        if not all(g.is_testable for g in violated) or (0 in changes.values() and len(violated) > len(changes)):
+        if not all(g.is_testable for g in violated) or (length == 0 and len(violated) > len(symbols)):
             return
         if evidence.is_run_useful(violated):
+            dims = [dim for s in symbols if (dim := self._dim_of(s)) is not None]
+            changes = {s: size for dim in dims for s, size in self._resize_equal_dims(dim, length).items()}
             self._entered.clear()
-            agreed = self.agrees_on(self._resize(leaves, changes))
+            agreed = self.agrees_on(resize_leaves(leaves, changes))
             evidence.runs.append(ProbeRun(violated, agreed, self._entered >= self._branches))
 
-    def _mark_harmless(self) -> None:
-        """Mark the guards beyond which the model itself fails, such as the length of its table of positions, or agrees.
-
-        Where an operator raised a guard, it is enough that the graph fails: no branch of the model depends on it.
-        """
-        if any(node.op_type in UNSAFE_ON_OTHER_INPUTS for node in walk(self.result.graph)):
-            return
-        if len(self.result.graph) > MAX_SOUGHT_NODES:
-            return
-        leaves, runs = self._find_smallest_call(shortest=1), 0  # empty dims have no elements to repeat
-        base = self._sizes(leaves)
-        for number, g in enumerate(self.result.guards):
-            if not g.guard.line or runs >= MAX_FURTHER_RUNS:  # relations between dims have no line
-                continue
-            harmless: list[bool] = []
-            choices = find_violating_sizes(g.guard, base, self.result.graph.symbols)
-            changes = ({n: s for n, s in sizes.items() if s != base[n]} for sizes in choices)
-            for changed in islice(self._resize_cheaply(leaves, changes), RUNS_PER_SOUGHT_GUARD):
-                runs += 1
-                fails = self._eager_fails(changed) or (g.is_testable and self._graph_fails(changed))
-                harmless.append(fails or (self.deterministic and self._compare_random_call(changed, 0) is True))
-                if not harmless[-1]:
-                    break
-            if harmless and all(harmless):
-                self.result.guards[number] = replace(g, guard=replace(g.guard, is_harmless=True))
-
-    def _eager_fails(self, leaves: list[Any]) -> bool:
-        try:
-            run_eager(self.traced.callee, self.traced.rebuild(leaves))
-        except Exception:  # noqa: BLE001 - a model may raise anything
-            return True
-        return False
-
-    def _graph_fails(self, leaves: list[Any]) -> bool:
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), outside_autocast():
-                interpret(self.result.graph, self.result.signature.graph_inputs([copy_leaf(leaf) for leaf in leaves]))
-        except Exception:  # noqa: BLE001 - an operator may raise anything
-            return True
-        return False
-
-    def _resize_cheaply(self, leaves: list[Any], changes: Iterable[Mapping[str, int]]) -> Iterator[list[Any]]:
-        """Yield a call for each change of sizes that needs no large tensors."""
-        shapes = [leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        known = [leaf for leaf in shapes if isinstance(leaf, torch.Tensor)]
-        for changed in changes:
-            call = [leaf for leaf in self._resize(shapes, changed) if isinstance(leaf, torch.Tensor)]
-            if is_cheap(call, known):
-                yield self._resize(leaves, changed)
-
-    def _resize(self, leaves: list[Any], changes: Mapping[str, int]) -> list[Any]:
-        """Return a call with other sizes of some symbols, and of all dims that equal them."""
-        dims = [(self._dim_of(self.result.graph.symbols[name]), size) for name, size in changes.items()]
-        equal = [self._resize_equal_dims(dim, size) for dim, size in dims if dim is not None]
-        return resize_leaves(leaves, {dim: size for one in equal for dim, size in one.items()})
-
-    def _find_smallest_call(self, shortest: int = 2) -> list[Any]:
-        """Return the smallest call, the cheapest to run, among those without shorter dims, if there are any."""
+    def _find_smallest_call(self) -> list[Any]:
+        """Return the smallest call, the cheapest to run, among those with dims that can be resized."""
         dims, calls = self.traced.comparison.sizes, self.traced.comparison.calls
-        usable = [c for i, c in enumerate(calls) if all(lengths[i] >= shortest for lengths in dims.values())]
-        return min([self.leaves, *usable] if shortest > 1 else usable or [self.leaves], key=count_elements)
+        usable = [c for i, c in enumerate(calls) if all(lengths[i] >= 2 for lengths in dims.values())]
+        return min([self.leaves, *usable], key=count_elements)
 
     def _dim_of(self, symbol: Any) -> InputDim | None:
         names = self.traced.comparison.names

@@ -59,15 +59,10 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A ``relation`` between sizes that the graph requires; ``line`` is the source line that it comes from.
-
-    It is harmless (``is_harmless``) if, as far as tried, the model itself fails where it does not hold, or the graph
-    computes the same.
-    """
+    """A ``relation`` between sizes that the graph requires; ``line`` is the source line that it comes from."""
 
     relation: sympy.Basic
     line: str
-    is_harmless: bool = False
 
     def __str__(self) -> str:
         return f"{self.relation} (from {self.line})" if self.line else str(self.relation)

@@ -26,7 +26,7 @@ class ExportConfiguration:
     keep_outputs_at_idx: tuple[int, ...] | None = None
     """Indices of the outputs to write; None for all."""
     allow_unchecked_guards: bool = False
-    """Whether to write artifacts that return results for inputs that violate a guard."""
+    """Whether to write artifacts without nodes that check guards."""
 
     @property
     def half(self) -> torch.dtype | None:
@@ -83,8 +83,8 @@ def export_configuration(
         export_bf16: the same in bfloat16.
         keep_outputs_at_idx: indices of the outputs to export, in this order; by default all. Nodes that only other
             outputs need are removed.
-        allow_unchecked_guards: write an artifact, with a warning, although it returns results for inputs that violate a
-            guard. The module rejects such inputs; check them before each call of the artifact.
+        allow_unchecked_guards: write an artifact without nodes that check guards. It may return wrong results for
+            inputs that violate one: check them before each call.
 
     Raises:
         ModelError: a switch is no bool, both FP16 and BF16 are requested, or the indices are no distinct integers.

@@ -16,14 +16,16 @@ from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError, format_count
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
+from clika_ref.core.symbols import Guard
 from clika_ref.core.targets import Target
 from clika_ref.export.artifact_check import compare_artifact
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.dynamic_axes import filter_examples, restrict_dynamic_dims
 from clika_ref.export.export_graph import apply_form, make_float_graph
 from clika_ref.export.fp16 import check_overflow
-from clika_ref.export.guard_check import check_guards
+from clika_ref.export.guard_checks import insert_guard_checks, warn_of_unchecked_guards
 from clika_ref.export.interface import name_interface
+from clika_ref.export.needed_guards import find_needed_guards
 from clika_ref.export.quantized_check import compare_quantized
 from clika_ref.export.speed import add_speed, can_time
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
@@ -79,8 +81,7 @@ def export(
         log: receives the duration and result of each step.
 
     Raises:
-        ModelError: a name or an axis does not fit, the file cannot be written, or it would return results for inputs
-            that violate a guard.
+        ModelError: a name or an axis does not fit, or the file cannot be written.
         TargetError: the target is unknown, rejects nodes, or computes different results.
     """
     target = target_for(deployment, registry)
@@ -93,6 +94,7 @@ def export(
     with log.stage("Fusing") as stage:
         graph, examples = _fuse(request, registry, target, log)
         stage.done(format_count(len(graph), "node"))
+    unchecked = _check_guards(request, graph, registry)
     check_supported(graph, target)
     observed = translate_sizes(request.seen, names)
     with stage_file(path) as staged:
@@ -102,9 +104,7 @@ def export(
         for warning in artifact.facts.get("warnings", ()):
             log.warning(f"{artifact.path.name}: {warning}")
         _warn_of_broken_rules(target, artifact, log)
-        if not request.is_guarded:
-            allowed = request.configuration.allow_unchecked_guards
-            check_guards(graph, artifact, examples, log, allow_unchecked=allowed)
+        warn_of_unchecked_guards(unchecked, graph, log)
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
                 stage.done(_compare(request, artifact, target, graph, examples))
@@ -141,6 +141,15 @@ def _fuse(
     name_interface(graph, operators, request.input_names, request.output_names)
     log.report_removals(reports)
     return graph, examples
+
+
+def _check_guards(request: ExportRequest, graph: Graph, registry: Registry) -> list[Guard]:
+    """Make guards part of a lowered graph as requested, and return those that nothing checks."""
+    if request.is_guarded:
+        return []
+    guards = find_needed_guards(graph)
+    is_unchecked = request.configuration.allow_unchecked_guards
+    return guards if is_unchecked else insert_guard_checks(graph, guards, registry.operators)
 
 
 def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLog) -> None:

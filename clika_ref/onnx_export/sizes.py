@@ -144,6 +144,14 @@ class SizeEmitter:
         a, b = (self.op.cast(self.emit_vector(x), torch.float64) for x in expr.args)
         return self.op.Div(a, b)
 
+    def _ceil_divide(self, expr: sympy.Basic) -> ir.Value:
+        a, b = expr.args
+        return self.emit_vector(-torch_sympy.FloorDiv(-a, b))  # pyright: ignore[reportOperatorIssue]
+
+    def _modular_index(self, expr: sympy.Basic) -> ir.Value:
+        number, divisor, modulus = expr.args
+        return self.emit_vector(torch_sympy.Mod(torch_sympy.FloorDiv(number, divisor), modulus))
+
     def _where(self, expr: sympy.Basic) -> ir.Value:
         condition, *choices = expr.args
         return self.op.Where(self.emit_vector(condition), *self._promote(*choices))
@@ -174,6 +182,8 @@ EXPR_RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
     sympy.Pow: SizeEmitter._power,
     torch_sympy.PowByNatural: SizeEmitter._power,
     torch_sympy.FloorDiv: SizeEmitter._floor_divide,
+    torch_sympy.CeilDiv: SizeEmitter._ceil_divide,
+    torch_sympy.ModularIndexing: SizeEmitter._modular_index,
     torch_sympy.Mod: SizeEmitter._mod,
     torch_sympy.PythonMod: SizeEmitter._mod,
     sympy.Mod: SizeEmitter._mod,

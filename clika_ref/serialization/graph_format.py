@@ -20,7 +20,7 @@ from clika_ref.serialization.class_lookup import decode_member, encode_member
 from clika_ref.serialization.container import check_format
 from clika_ref.serialization.vocabulary import AttributeForm, ExpressionHead, GraphKey
 
-GRAPH_VERSION = 3
+GRAPH_VERSION = 2
 """Version of the graph document. Version 1 was that of development versions, and is rejected."""
 
 EXPRESSION_FUNCTIONS: dict[str, type] = {
@@ -163,7 +163,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         GraphKey.CONSTANT_TYPES: [_encode_type(v.type) for v in graph.constants.values()],
         GraphKey.ALIASES: graph.aliases,
         GraphKey.SYMBOLS: [_encode_symbol(s) for s in graph.symbols.values()],
-        GraphKey.GUARDS: [[_encode_expression(g.relation), g.line, g.is_harmless] for g in graph.guards],
+        GraphKey.GUARDS: [[_encode_expression(g.relation), g.line] for g in graph.guards],
         GraphKey.NODES: [_encode_node(n) for n in graph.nodes],
         GraphKey.OUTPUTS: [v.name for v in graph.outputs],
         GraphKey.STATE: {name: v.name for name, v in graph.state.items()},
@@ -248,10 +248,7 @@ def graph_from_json(
         if tensor is not None:
             _check_shape(values[name], tensor)
     graph.symbols = _read_symbols(document)
-    graph.guards = [
-        Guard(_decode_expression(relation), line, bool(is_harmless))  # type: ignore[arg-type]
-        for relation, line, is_harmless in document[GraphKey.GUARDS]
-    ]
+    graph.guards = [Guard(_decode_expression(relation), line) for relation, line in document[GraphKey.GUARDS]]  # type: ignore[arg-type]
     _read_nodes(graph, values, document, operators)
     for name, source in document[GraphKey.STATE].items():
         graph.set_state(name, values[source])

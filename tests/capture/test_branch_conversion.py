@@ -12,7 +12,7 @@ from onnx_sessions import assert_file_equals_eager, open_session
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from clika_ref import ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX, clika_compile, export_configuration
+from clika_ref import ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX, clika_compile
 from clika_ref.capture.branch_conversion.conversion import BranchConversion
 from clika_ref.capture.branch_conversion.sites import BranchSite
 from clika_ref.capture.callables import make_callable
@@ -57,8 +57,7 @@ def test_conversion_module_and_file_equal_eager(name, tmp_path, compile_and_comp
     module = compile_and_compare(
         copy.deepcopy(model), inputs, unseen, deployment_settings=target, clika_compile_options=CONVERT
     )
-    with export_configuration(allow_unchecked_guards=True):
-        module.clika_export(tmp_path / "model.onnx")
+    module.clika_export(tmp_path / "model.onnx")
     assert_file_equals_eager(tmp_path / "model.onnx", model, unseen)
 
 

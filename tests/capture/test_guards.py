@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv
 from torchvision.models import swin_transformer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from clika_ref import clika_compile, export_configuration
+from clika_ref import clika_compile
 from clika_ref.capture.tracers import TRACERS
 from clika_ref.core import guards
 from clika_ref.core.errors import ModelError
@@ -393,8 +393,7 @@ def test_guards_kept_by_state_dict_and_copy():
 def test_guards_recorded_in_artifact_facts(tmp_path):
     """An artifact lists its guards."""
     module = clika_compile(Guide(), tracing_inputs=[make_ones(20), make_ones(25)])
-    with export_configuration(allow_unchecked_guards=True):
-        artifact = module.clika_export(tmp_path / "model.onnx")
+    artifact = module.clika_export(tmp_path / "model.onnx")
     assert any("Ne(batch, 10)" in guard for guard in artifact.facts["guards"])
 
 

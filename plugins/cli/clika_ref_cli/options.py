@@ -123,7 +123,5 @@ KeepOutput = Annotated[
 
 AllowUncheckedGuards = Annotated[
     bool,
-    typer.Option(
-        "--allow-unchecked-guards", help="Write a file that also takes sizes that the model does not, with a warning."
-    ),
+    typer.Option("--allow-unchecked-guards", help="Write a file that does not check guards."),
 ]

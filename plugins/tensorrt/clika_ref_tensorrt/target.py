@@ -73,8 +73,7 @@ class TensorRt(Target):
         script.write_text(build_script(command, profile), encoding="utf-8")
         script.chmod(script.stat().st_mode | 0o111)
         warnings = {"warnings": (profile.left_out,)} if profile.left_out else {}
-        sizes = {name: (least, profile.largest[name]) for name, least in profile.smallest.items()}
-        return replace(artifact, facts={**artifact.facts, "trtexec": command, "sizes": sizes, **warnings})
+        return replace(artifact, facts={**artifact.facts, "trtexec": command, **warnings})
 
     def load(self, artifact: Artifact) -> Runner:
         """Load an ONNX file in ONNX Runtime, which emulates TensorRT.

@@ -19,7 +19,6 @@ from clika_ref import (
     DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
     clika_compile,
-    export_configuration,
 )
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
@@ -247,8 +246,7 @@ def test_clika_export_warns_of_calls_outside_profile(tmp_path):
 
     inputs = [(torch.ones(n, 4), torch.ones(m, 4)) for n, m in ((2, 3), (3, 2), (5, 6), (5, 6))]
     module = clika_compile(model, tracing_inputs=inputs, logs_dir=tmp_path / "logs")
-    with export_configuration(allow_unchecked_guards=True):
-        artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
     (told,) = artifact.facts["warnings"]
     assert "which excludes 1 of 4 seen calls" in told
     assert f"Warning: net.onnx: {told}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))

@@ -1,4 +1,4 @@
-"""Find the guards that an artifact does not check: the module checks all on each call, runtimes know none."""
+"""Find the guards that an artifact must check: runtimes know none, and the module checks all on each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clika_ref.torch_internals.symbols import torch_sympy
 MIN_FUNCTIONS = (sympy.Min, torch_sympy.Min)
 
 
-def find_unchecked_guards(graph: Graph) -> list[Guard]:
+def find_needed_guards(graph: Graph) -> list[Guard]:
     """Return the guards of a graph, except those that hold whenever no dim is 0."""
     found = {g.relation: g for g in map(_simplify, graph.guards)}
     signs: dict[Any, Any] = {}

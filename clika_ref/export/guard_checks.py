@@ -1,0 +1,89 @@
+"""Make guards part of a file: nodes that fail where a guard does not hold, as the module does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.symbols import Guard
+from clika_ref.core.types import Origin
+from clika_ref.reporting.log import CompilationLog
+
+MAX_SHOWN_GUARDS = 5
+"""Maximum number of guards in a warning."""
+
+
+def insert_guard_checks(graph: Graph, guards: Sequence[Guard], operators: Mapping[str, Operator]) -> list[Guard]:
+    """Insert a check of each guard between a value, in general an input, and its readers.
+
+    Args:
+        graph: the graph; guards on sizes of its inputs are checked.
+        guards: the guards to check.
+        operators: the operators by name.
+
+    Returns:
+        The guards that nothing checks: those on sizes that depend on values.
+    """
+    inputs = {value.name for value in graph.inputs}
+    known = {symbol.expr for symbol in graph.symbols.values() if symbol.source.name in inputs}
+    checked = [guard for guard in guards if guard.relation.free_symbols <= known]
+    source, before = _choose_checked_value(graph)
+    if source is None or not checked:
+        return list(guards)
+    value, nodes = source, list[Node]()
+    for guard in checked:
+        attributes = {"holds": guard.relation, "guard": str(guard)}
+        node = Node(operators["check_sizes"], [value], attributes, Origin(lines=(guard.line,)))
+        nodes.append(graph.insert(node, [source.type], before, [str(guard)]))
+        value = node.output
+    graph.replace(source, value)
+    graph.set_input(nodes[0], 0, source)
+    return [guard for guard in guards if guard not in checked]
+
+
+def _choose_checked_value(graph: Graph) -> tuple[Value | None, Node | None]:
+    """Return an input of least rank, such as the ids of tokens, or else a result; and the node before which it exists.
+
+    A check needs at least one dim.
+    """
+    nodes = list(graph.nodes)
+    inputs = [value for value in graph.inputs if value.type.rank and value.use_count]
+    if inputs:
+        return min(inputs, key=lambda value: value.type.rank), next(iter(nodes), None)
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        for value in node.outputs:
+            if value.type.rank and value.use_count:
+                return value, following
+    return None, None
+
+
+def warn_of_unchecked_guards(guards: Sequence[Guard], graph: Graph, log: CompilationLog) -> None:
+    """Warn about guards that the artifact does not check; a long list is written to the log file."""
+    if not guards:
+        return
+    shown = guards[:MAX_SHOWN_GUARDS]
+    where = ", listed in the log" if log.path else "; logs_dir writes a log of all"
+    more = f"; and {len(guards) - len(shown)} more{where}" if len(guards) > len(shown) else ""
+    noun, them = ("guard", "it") if len(guards) == 1 else ("guards", "them")
+    log.warning(
+        f"the artifact does not check the {noun} {'; '.join(map(str, shown))}{more}. "
+        f"{''.join(_describe_computed_sizes(graph, shown))}"
+        f"Inputs that violate {them} may fail or give wrong results. Check them before each call."
+    )
+    if more:
+        lines = "\n".join(f"+ {guard}" for guard in guards)
+        log.detail(f"The artifact does not check these guards:\n{lines}")
+
+
+def _describe_computed_sizes(graph: Graph, guards: Sequence[Guard]) -> Iterator[str]:
+    """Yield a sentence for each size or number in guards that is not one of an input, but depends on values."""
+    used = {symbol for guard in guards for symbol in guard.relation.free_symbols}
+    inputs = {value.name for value in graph.inputs}
+    results: dict[str, Node] = {value.name: node for node in graph.nodes for value in node.outputs}
+    for symbol in graph.symbols.values():
+        if symbol.expr in used and symbol.source.name not in inputs:
+            part = "the value" if symbol.source.dim is None else f"dim {symbol.source.dim}"
+            node = results.get(symbol.source.name)
+            line = f" at {node.origin.line}" if node and node.origin.line else ""
+            yield f"{symbol.name} is {part} of a result of {node.op_type if node else 'the model'}{line}. "
