@@ -94,7 +94,7 @@ def export(
     with log.stage("Fusing") as stage:
         graph, examples = _fuse(request, registry, target, log)
         stage.done(format_count(len(graph), "node"))
-    unchecked = _check_guards(request, graph, registry)
+    unchecked = _check_guards(request, graph)
     check_supported(graph, target)
     observed = translate_sizes(request.seen, names)
     with stage_file(path) as staged:
@@ -143,13 +143,13 @@ def _fuse(
     return graph, examples
 
 
-def _check_guards(request: ExportRequest, graph: Graph, registry: Registry) -> list[Guard]:
+def _check_guards(request: ExportRequest, graph: Graph) -> list[Guard]:
     """Make guards part of a lowered graph as requested, and return those that nothing checks."""
     if request.is_guarded:
         return []
     guards = find_needed_guards(graph)
     is_unchecked = request.configuration.allow_unchecked_guards
-    return guards if is_unchecked else insert_guard_checks(graph, guards, registry.operators)
+    return guards if is_unchecked else insert_guard_checks(graph, guards)
 
 
 def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLog) -> None:

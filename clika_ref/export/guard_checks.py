@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import sympy
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.operators import Operator
+from clika_ref.core.operators import operator
 from clika_ref.core.symbols import Guard
 from clika_ref.core.types import Origin
 from clika_ref.reporting.log import CompilationLog
@@ -13,14 +19,38 @@ from clika_ref.reporting.log import CompilationLog
 MAX_SHOWN_GUARDS = 5
 """Maximum number of guards in a warning."""
 
+IMPOSSIBLE_SIZE = 2**30
+"""A size that no dim has, so that a reshape to it fails."""
 
-def insert_guard_checks(graph: Graph, guards: Sequence[Guard], operators: Mapping[str, Operator]) -> list[Guard]:
+
+@operator(error=EXACT)
+def check_sizes(x: Tensor, *, holds: bool, guard: str) -> Tensor:
+    """Return ``x``, of rank 1 or more, if a relation between sizes ``holds``; else raise an error that names the guard.
+
+    Raises:
+        ModelError: the relation does not hold.
+    """
+    if not holds:
+        raise ModelError(f"the sizes of the inputs violate {guard}. Pass inputs of other sizes.")
+    return x.clone()
+
+
+@check_sizes.onnx
+def _lower_check(op: Any, x: Any, *, holds: Any, guard: str) -> Any:  # noqa: ARG001 - the name of the node
+    """ONNX has no assertion. A reshape fails in each runtime if the number of elements differs, and moves no data."""
+    shape = op.shape(x)
+    changed = next((dim for dim, size in enumerate(shape) if not isinstance(size, int)), 0)
+    same = [0] * len(shape)  # the sizes of x
+    impossible = [IMPOSSIBLE_SIZE if dim == changed else 0 for dim in range(len(shape))]
+    return op.Reshape(x, op.Where(op.sizes.emit_vector(sympy.sympify(holds)), op.ints(same), op.ints(impossible)))
+
+
+def insert_guard_checks(graph: Graph, guards: Sequence[Guard]) -> list[Guard]:
     """Insert a check of each guard between a value, in general an input, and its readers.
 
     Args:
         graph: the graph; guards on sizes of its inputs are checked.
         guards: the guards to check.
-        operators: the operators by name.
 
     Returns:
         The guards that nothing checks: those on sizes that depend on values.
@@ -34,7 +64,7 @@ def insert_guard_checks(graph: Graph, guards: Sequence[Guard], operators: Mappin
     value, nodes = source, list[Node]()
     for guard in checked:
         attributes = {"holds": guard.relation, "guard": str(guard)}
-        node = Node(operators["check_sizes"], [value], attributes, Origin(lines=(guard.line,)))
+        node = Node(check_sizes, [value], attributes, Origin(lines=(guard.line,)))
         nodes.append(graph.insert(node, [source.type], before, [str(guard)]))
         value = node.output
     graph.replace(source, value)

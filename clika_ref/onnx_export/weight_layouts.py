@@ -41,7 +41,10 @@ LAYOUTS: Mapping[str, Callable[[ir.Node, Sequence[torch.Tensor]], list[torch.Ten
 }
 """Operators that move the elements of weights: permuted matrices of linear layers, and reordered gates."""
 
-FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
+WEIGHT_DTYPES = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8}
+)
+"""Dtypes of weights; others are indices and sizes."""
 
 
 def fold_layouts(nodes: Sequence[ir.Node], initializers: dict[str, ir.Value]) -> list[ir.Node]:
@@ -86,7 +89,7 @@ def _moves_weights(node: ir.Node, initializers: Mapping[str, ir.Value]) -> bool:
     moved = inputs if node.op_type == "Concat" else inputs[:1]
     if node.op_type == "Split" and len(inputs) == 1 and not _has_equal_parts(node, inputs[0].const_value):
         return False
-    return all(value.dtype in FLOATS and len(value.uses()) == 1 for value in moved)
+    return all(value.dtype in WEIGHT_DTYPES and len(value.uses()) == 1 for value in moved)
 
 
 def _has_equal_parts(split: ir.Node, tensor: Any) -> bool:
@@ -115,6 +118,6 @@ def _read(tensor: Any) -> torch.Tensor:
 
 def _read_shape(tensor: Any) -> torch.Tensor:
     """Return a tensor of floats without elements in memory; integers, which are operands of nodes, have theirs."""
-    if tensor.dtype not in FLOATS:
+    if tensor.dtype not in WEIGHT_DTYPES:
         return _read(tensor)
     return torch.empty(tensor.shape.numpy(), dtype=TO_TORCH[tensor.dtype], device="meta")
