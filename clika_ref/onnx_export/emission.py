@@ -133,7 +133,7 @@ class _Emission:
             self._lower(node)
         outputs = self._outputs()
         self._move_quantized_weights()
-        self.op.nodes = fold_layouts(self.op.nodes, self.op.initializers)
+        self.op.nodes = fold_layouts(self.op.nodes, self.op.initializers, outputs)
         onnx_graph = ir.Graph(
             inputs,
             outputs,

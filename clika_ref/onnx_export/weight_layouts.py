@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -47,7 +47,9 @@ WEIGHT_DTYPES = frozenset(
 """Dtypes of weights; others are indices and sizes."""
 
 
-def fold_layouts(nodes: Sequence[ir.Node], initializers: dict[str, ir.Value]) -> list[ir.Node]:
+def fold_layouts(
+    nodes: Sequence[ir.Node], initializers: dict[str, ir.Value], outputs: Container[ir.Value] = ()
+) -> list[ir.Node]:
     """Replace nodes that only move weights by moved weights, computed while they are written; return the other nodes.
 
     A weight that another node reads as well stays, as the table of a tied head does: a copy would make the file larger.
@@ -55,11 +57,12 @@ def fold_layouts(nodes: Sequence[ir.Node], initializers: dict[str, ir.Value]) ->
     Args:
         nodes: those of the model, without those of subgraphs, in order.
         initializers: by name; a moved weight keeps the name of the first weight that it is made of.
+        outputs: of the model, which keep their nodes.
     """
     kept: list[ir.Node] = []
     names: dict[ir.Value, str] = {}
     for node in nodes:
-        if not _moves_weights(node, initializers):
+        if not _moves_weights(node, initializers) or any(value in outputs for value in node.outputs):
             kept.append(node)
             continue
         inputs = [value for value in node.inputs if value is not None]
@@ -79,8 +82,8 @@ def fold_layouts(nodes: Sequence[ir.Node], initializers: dict[str, ir.Value]) ->
 
 
 def _moves_weights(node: ir.Node, initializers: Mapping[str, ir.Value]) -> bool:
-    """Whether a node moves the elements of weights that nothing else reads, and returns no output of the model."""
-    if node.op_type not in LAYOUTS or node.domain or any(value.is_graph_output() for value in node.outputs):
+    """Whether a node moves the elements of weights that nothing else reads."""
+    if node.op_type not in LAYOUTS or node.domain:
         return False
     inputs = [value for value in node.inputs if value is not None]
     stored = tensor_adapters.TorchTensor | ir.LazyTensor

@@ -122,3 +122,22 @@ def test_external_weights_transposed(tmp_path):
     module.clika_export(tmp_path / "model.onnx")
     weight = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "model.onnx").graph.initializer}
     assert np.array_equal(weight["0.weight"], layer[0].weight.detach().numpy().T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_output_of_moved_constants_kept(dtype, tmp_path):
+    """An output that only joins and permutes constants is an output of a node."""
+    parts = [torch.arange(6).reshape(2, 3).to(dtype), torch.ones(2, 3, dtype=dtype)]
+
+    class Constants(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for number, part in enumerate(parts):
+                self.register_buffer(f"part{number}", part)
+
+        def forward(self, x):
+            return x * 2, torch.cat([self.part0, self.part1]).T
+
+    artifact = clika_compile(Constants(), tracing_inputs=[torch.ones(2)]).clika_export(tmp_path / "model.onnx")
+    _, joined = open_session(artifact.path).run(None, {"x": np.ones(2, np.float32)})
+    assert np.array_equal(joined, torch.cat(parts).T.numpy())

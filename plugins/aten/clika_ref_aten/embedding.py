@@ -10,6 +10,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import DOT, EXACT, ulp
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import LOOKUP, OWN_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.exported_quantization import FOUR_BITS, INT4_OPSET
@@ -102,7 +103,8 @@ def _(op, table, scales, indices, *, bits, dtype, is_fused):
     rows = op.cast(rows, kind)
     if blocks == 1:
         return op.cast(op.Mul(rows, factors), dtype)
-    kept = (0,) * op.rank(indices)  # sizes of the operand
+    # 0 keeps the size of the operand. ONNX Runtime infers an only computed size, which fails without elements.
+    kept = op.result.shape[:-1] if is_symbolic(blocks) or is_symbolic(width) else (0,) * op.rank(indices)
     split = op.Reshape(rows, op.ints((*kept, blocks, width // blocks)))
     product = op.Mul(split, op.Unsqueeze(factors, op.ints([-1])))
     return op.cast(op.Reshape(product, op.ints((*kept, width))), dtype)

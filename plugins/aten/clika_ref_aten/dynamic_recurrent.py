@@ -1,0 +1,145 @@
+"""Recurrent networks with 8-bit weights, whose inputs are rounded to 8 bits at run time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import QuantizationTrait
+from clika_ref.core.types import TensorType
+from clika_ref_aten.recurrent import LSTM_GATES, merge_directions, split_layers
+
+MICROSOFT_DOMAIN = "com.microsoft"
+"""The domain of operators that only ONNX Runtime has."""
+
+GATES = len(LSTM_GATES)
+
+
+@operator(error=COMPOSE, quant=QuantizationTrait("float-layer", matrices=3))
+def dynamic_lstm(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    *params: Tensor,
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`lstm` with 8-bit weights; ``x`` and the state of each step are rounded to 8 bits, each in its own range.
+
+    ``params`` holds the input weight ``int8[4 * h, i]`` and its scales ``[4 * h]``, the same of the hidden weight
+    ``int8[4 * h, h]``, and, with ``has_biases``, two biases per layer and direction.
+
+    Source: ONNX Runtime's operator ``DynamicQuantizeLSTM``.
+    """
+    per_direction, directions = 6 if has_biases else 4, 2 if bidirectional else 1
+    rows, finals = (x.transpose(0, 1) if batch_first else x), []
+    for layer in range(num_layers):
+        found = []
+        for position in range(layer * directions, (layer + 1) * directions):
+            own = params[position * per_direction : (position + 1) * per_direction]
+            is_reverse = position % directions == 1
+            states, *final = _run_direction(rows.flip(0) if is_reverse else rows, h[position], c[position], own)
+            finals.append(final)
+            found.append(states.flip(0) if is_reverse else states)
+        rows = torch.cat(found, -1)
+    h, c = (torch.stack(parts) for parts in zip(*finals, strict=True))
+    return rows.transpose(0, 1) if batch_first else rows, h, c
+
+
+def _run_direction(x, h, c, params):
+    """Return all states, and the last two, of one direction over ``x[t, b, i]``."""
+    weight, scales, hidden_weight, hidden_scales, *biases = params
+    gates = _multiply_rounded(x, weight, scales) + sum(biases)
+    states = []
+    for row in gates:
+        enter, forget, cell, output = (row + _multiply_rounded(h, hidden_weight, hidden_scales)).chunk(GATES, -1)
+        c = forget.sigmoid() * c + enter.sigmoid() * cell.tanh()
+        h = output.sigmoid() * c.tanh()
+        states.append(h)
+    return torch.stack(states) if states else gates[..., : h.shape[-1]], h, c
+
+
+def _multiply_rounded(x, weight, scales):
+    """Return ``x @ weight.T`` with ``x`` rounded to 8 bits in its own range, which includes 0, and scaled weights."""
+    if not x.numel():
+        return x.new_zeros((*x.shape[:-1], len(weight)))
+    low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    zero_point = (-low / scale).round().clamp(0, 255)
+    steps = ((x / scale).round() + zero_point).clamp(0, 255) - zero_point
+    return torch.nn.functional.linear(steps, weight.to(x.dtype)) * (scale * scales)
+
+
+@dynamic_lstm.types
+def _(x, h, c, *params, batch_first, bidirectional, **options):
+    *sequence, _ = x.shape
+    return TensorType(x.dtype, (*sequence, h.shape[-1] * (2 if bidirectional else 1))), h, c
+
+
+@dynamic_lstm.onnx
+def _(op, x, h, c, *params, has_biases, num_layers, bidirectional, batch_first):
+    per_direction, directions = 6 if has_biases else 4, 2 if bidirectional else 1
+    hidden = op.shape(h)[-1]
+    if batch_first:
+        x = op.Transpose(x, perm=[1, 0, 2])
+    states = [split_layers(op, state, num_layers, directions) for state in (h, c)]
+    finals = []
+    for layer, layer_states in enumerate(zip(*states, strict=True)):
+        start = layer * directions * per_direction
+        own = [params[start + i * per_direction : start + (i + 1) * per_direction] for i in range(directions)]
+        x, *last = _lower_layer(op, x, own, layer_states, hidden)
+        finals.append(last)
+    if batch_first:
+        x = op.Transpose(x, perm=[1, 0, 2])
+    return (x, *(parts[0] if num_layers == 1 else op.Concat(*parts, axis=0) for parts in zip(*finals, strict=True)))
+
+
+def _lower_layer(op, x, directions, states, hidden):
+    """Lower one layer, both directions included; return its output and final states."""
+
+    def stack(values, *, is_matrix):
+        """Return ``[directions, ...]`` with ONNX's order of gates; a matrix is transposed."""
+        parts = []
+        for value in values:
+            split = op.Split(value, axis=0, num_outputs=GATES, outputs=GATES)
+            joined = op.Concat(*(split[i] for i in LSTM_GATES), axis=0)
+            parts.append(op.Unsqueeze(op.Transpose(joined, perm=[1, 0]) if is_matrix else joined, op.ints([0])))
+        return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
+
+    columns = [stack(column, is_matrix=i in {0, 2}) for i, column in enumerate(zip(*directions, strict=True))]
+    weight, scales, hidden_weight, hidden_scales, *biases = columns
+    bias = op.Concat(*biases, axis=1) if biases else None
+    zeros = op.constant([[0] * (GATES * hidden)] * len(directions), torch.int8)
+    quantized = None, scales, zeros, hidden_scales, zeros  # no peepholes
+    y, *last = op.node(
+        "DynamicQuantizeLSTM",
+        *(x, weight, hidden_weight, bias, None, *states, *quantized),  # None: all sequences have the full length
+        outputs=3,
+        domain=MICROSOFT_DOMAIN,
+        hidden_size=hidden,
+        direction="bidirectional" if len(directions) == 2 else "forward",
+    )
+    return merge_directions(op, y, len(directions)), *last
+
+
+@dynamic_lstm.samples
+def _(draw, s):
+    layers, directions = draw(s.choice(1, 2)), draw(s.choice(1, 2))
+    batch_first, has_biases = draw(s.booleans()), draw(s.choice(True, False))
+    length, batch, width, hidden = (draw(s.integers(1, 4)) for _ in range(4))
+    params = []
+    for layer in range(layers):
+        for _ in range(directions):
+            for inner in (hidden * directions if layer else width, hidden):
+                params.append(draw(s.tensor(shape=(GATES * hidden, inner), dtype=torch.int8, low=-127, high=127)))
+                params.append(draw(s.tensor(shape=(GATES * hidden,), low=0.001, high=0.01)))
+            params += [draw(s.tensor(shape=(GATES * hidden,), low=-1, high=1)) for _ in range(2 * has_biases)]
+    initial = [draw(s.tensor(shape=(layers * directions, batch, hidden), low=-1, high=1)) for _ in range(2)]
+    x = draw(s.tensor(shape=(batch, length, width) if batch_first else (length, batch, width)))
+    options = {"has_biases": has_biases, "num_layers": layers, "bidirectional": directions == 2}
+    return s.call(x, *initial, *params, batch_first=batch_first, **options)
