@@ -9,6 +9,7 @@ from typing import Any
 
 from clika_ref.core.ir import Graph, Node, Value, walk
 from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.quantization.algorithms.recurrent import RecurrentResult
 from clika_ref.quantization.algorithms.sensitivity import JointErrorTerm, LayerErrorTerms, sum_layer_errors
 from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult
 from clika_ref.quantization.qdq.insertion import Plan
@@ -191,12 +192,34 @@ def _report_layer(
     return LayerReport(*facts, widths, _weight_bytes(node), bytes_quantized)
 
 
-def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: WeightOnlyResult) -> Quantization:
+def recurrent_reports(found: RecurrentResult, scheme: QuantizationScheme) -> list[LayerReport]:
+    """Return a row for each quantized recurrent layer."""
+    return [
+        _report_layer(
+            node,
+            found.sensitivities,
+            {},
+            (scheme.weights.bits, scheme.activations.bits if is_dynamic else FLOAT32_BITS),
+            sum(v.type.element_count + FLOAT32_BITS // 8 * int(v.type.shape[0]) for v in matrices_of(node)),
+        )
+        for node, is_dynamic in found.quantized.items()
+    ]
+
+
+def summarize_weight_only(
+    graph: Graph, scheme: QuantizationScheme, found: WeightOnlyResult, recurrent: RecurrentResult
+) -> Quantization:
     """Return the result of weight-only quantization."""
+    found = replace(
+        found,
+        floats=recurrent.replace_floats(found.floats),
+        sensitivities={**found.sensitivities, **recurrent.sensitivities},
+    )
     plan = Plan(scheme)
-    plan.packed_weights = {node.name: packed for node, packed in found.packed.items()}
+    plan.packed_weights = {node.name: packed for node, packed in found.packed.items()} | recurrent.matrices
+    plan.recurrent = {node.name: is_dynamic for node, is_dynamic in recurrent.quantized.items()}
     plan.floats = {node.name: reason for node, reason in found.floats.items()}
-    reports = weight_only_reports(graph, found)
+    reports = [*recurrent_reports(recurrent, scheme), *weight_only_reports(graph, found)]
     parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
     rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)
     return Quantization(plan, reports, rows, "", count_file_bytes(graph, reports))

@@ -15,6 +15,7 @@ from clika_ref.core.quantization_scheme import QuantizationScheme, WeightOnlySch
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation, select_evaluation_batches
 from clika_ref.quantization.algorithms.gptq import round_weights
 from clika_ref.quantization.algorithms.mixed_precision import find_layers_without_gain, select_float_layers
+from clika_ref.quantization.algorithms.recurrent import RecurrentResult, quantize_recurrent_layers
 from clika_ref.quantization.algorithms.sensitivity import (
     LayerErrorTerms,
     Sensitivities,
@@ -39,6 +40,7 @@ from clika_ref.quantization.decision import (
     layer_reports,
     merge_quantizations,
     predict_thresholds,
+    recurrent_reports,
     summarize_weight_only,
     weight_only_reports,
 )
@@ -162,7 +164,19 @@ class QuantizationPipeline:
             forced=self._find_forced_layers(settings),
             find_options=self._find_rounding_options,
         )
-        return summarize_weight_only(self._graph, self.scheme, found)
+        recurrent = self._decide_recurrent(settings, self.scheme.recurrent)
+        return summarize_weight_only(self._graph, self.scheme, found, recurrent)
+
+    def _decide_recurrent(self, settings: QuantizationSettings, forms: Mapping[str, int | None]) -> RecurrentResult:
+        return quantize_recurrent_layers(
+            self.calibration,
+            forms,
+            self.scheme.weights.bits,
+            settings,
+            self._skip_reasons,
+            self.operators,
+            self._find_rounding_options,
+        )
 
     def _find_rounding_options(self) -> ClikaCompileOptions:
         """Return the options for the next weight: without GPTQ if it is on ``"auto"`` and the time is over."""
@@ -183,15 +197,28 @@ class QuantizationPipeline:
         remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
         tables = quantize_tables(self.calibration, plan, settings, self._skip_reasons, self._find_rounding_options)
-        plan = replace(plan, packed_weights={node.name: packed for node, packed in tables.packed.items()})
-        reports = [*layer_reports(placement, sensitivities.of, self.scheme), *weight_only_reports(self._graph, tables)]
+        computed = {name: least for name, least in self.scheme.recurrent.items() if least is not None}
+        recurrent = self._decide_recurrent(settings, computed)
+        placement = replace(placement, floats=recurrent.replace_floats(placement.floats))
+        plan = replace(
+            plan,
+            packed_weights={**{node.name: packed for node, packed in tables.packed.items()}, **recurrent.matrices},
+            recurrent={node.name: is_dynamic for node, is_dynamic in recurrent.quantized.items()},
+            floats={node.name: reason for node, reason in placement.floats.items()},
+        )
+        reports = [
+            *layer_reports(placement, sensitivities.of | recurrent.sensitivities, self.scheme),
+            *recurrent_reports(recurrent, self.scheme),
+            *weight_only_reports(self._graph, tables),
+        ]
         varying = variance_share(sensitivities.outputs, *self.evaluation.outputs)
         parts = {
             n.name: replace(part, own=part.own * remaining.get(n.name, 1.0))
             for n, part in sensitivities.parts.items()
             if n not in chosen.cheap or n in placement.layers
         }
-        parts |= {node.name: LayerErrorTerms(share) for node, share in tables.sensitivities.items()}
+        estimated = {**tables.sensitivities, **recurrent.sensitivities}
+        parts |= {node.name: LayerErrorTerms(share) for node, share in estimated.items()}
         rows = predict_thresholds(reports, parts, sensitivities.joints, varying, error, graph=self._graph)
         kept_in_float = [node.origin.scope or node.name for node in placement.floats if node in chosen.cheap]
         size, observers = count_file_bytes(self._graph, reports), search.observers_of(plan)

@@ -292,9 +292,9 @@ class _OptionSearch:
         if not self.waiting and not self.tables:
             return
         graph, batches = self.calibration.graph, self.calibration.reservoir.batches
-        fitted, judged = (batches[:-1][:MAX_GPTQ_BATCHES], batches[-1:]) if len(batches) > 1 else (batches, batches)
+        fitted, judged = split_batches(batches)
         read = {node.first_tensor for node in self.waiting if node.op.trait is not LOOKUP}
-        self.fitted, self.judged = (_gram_matrices(graph, read, some) for some in (fitted, judged))
+        self.fitted, self.judged = (sum_gram_matrices(graph, read, some) for some in (fitted, judged))
         keys = {node: node.output for node in (*self.waiting, *self.tables)}
         self.recorder = record_gradients(graph, keys, batches[0], kept=[node.inputs[1] for node in self.tables])
         self._decide()
@@ -454,8 +454,13 @@ def _weight_rows(node: Node) -> Tensor:
     return weight_rows(node, data_of(weight_of(node)))
 
 
+def split_batches(batches: Sequence[Sequence[Tensor]]) -> tuple[Sequence[Sequence[Tensor]], Sequence[Sequence[Tensor]]]:
+    """Return the batches that rounding is fitted to, and those that it is judged on."""
+    return (batches[:-1][:MAX_GPTQ_BATCHES], batches[-1:]) if len(batches) > 1 else (batches, batches)
+
+
 @torch.no_grad()
-def _gram_matrices(graph: Graph, values: set[Value], batches: Sequence[Sequence[Tensor]]) -> dict[Value, Tensor]:
+def sum_gram_matrices(graph: Graph, values: set[Value], batches: Sequence[Sequence[Tensor]]) -> dict[Value, Tensor]:
     """Return ``x.T @ x`` of some values over batches, ``float32[inputs, inputs]``; not finite for infinite data."""
     found: dict[Value, Tensor] = {}
 

@@ -89,7 +89,7 @@ def make_trainable(
     Raises:
         ModelError: a pass changed a parameter, or a norm that should be live, without declaring the change.
     """
-    names = {value.name for value in walk_values(graph)}
+    names = {value.name for value in walk_values(graph)} | graph.constants.keys()
     lacking = sorted((plan.activations.keys() | plan.weights.keys() | plan.packed_weights.keys()) - names)
     if lacking:
         raise ModelError(
@@ -169,6 +169,8 @@ class _TrainingGraphBuilder:
                 insert_live_norm(self.graph, node, self.stored.constants)  # not folded into a layer
             elif node.op.trait.weight is not None:
                 self._train_layer(node, following)
+            elif node.name in self.plan.recurrent:
+                self._train_recurrent_layer(node)
         placed = list(self.graph.nodes)
         after = dict(zip(placed, [*placed[1:], None], strict=True))
         joined = find_joined_constants(nodes, self.plan)
@@ -237,6 +239,17 @@ class _TrainingGraphBuilder:
             self._unfold_norm(node, norm, multiplier, following)
         elif planned is not None and node.op.trait.bias is not None:
             self.graph.set_input(node, node.op.trait.bias, self._bias_of(node, scales, build))
+
+    def _train_recurrent_layer(self, node: Node) -> None:
+        """Quantize the matrices of a recurrent layer; inputs that the target rounds at run time stay in float."""
+        build = Builder(self.graph, {}, node, node.origin)
+        for position, matrix in enumerate(node.inputs):
+            packed = self.plan.packed_weights.get(matrix.name) if isinstance(matrix, Value) else None
+            if packed is not None and matrix.is_constant:
+                limits = {"has_rows": True, "low": packed.quantized_type.low, "high": packed.quantized_type.high}
+                scales, steps = self._constant(packed.scales), self._constant(packed.offsets)
+                rounded = build(fake_quantize_rows, matrix, scales, steps, types=(matrix.type,), **limits)
+                self.graph.set_input(node, position, rounded)
 
     def _scales_of(self, node: Node, norm: FoldedNorm | None, multiplier: Value | None, build: Builder) -> Value:
         packed = self.plan.packed_weights.get(node.name)

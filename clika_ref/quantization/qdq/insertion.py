@@ -29,6 +29,7 @@ from clika_ref.quantization.qdq.packed_weights import (
 )
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, FLOAT_LAYER_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, quantize_bias
+from clika_ref.quantization.qdq.recurrent_layers import quantize_recurrent_layer
 
 QDQ_OPERATORS = ("quantize", "dequantize")
 """The operators at the borders of quantized regions; their second operand is a scale."""
@@ -51,7 +52,9 @@ class Plan:
     smoothing: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Factors that values are divided by before quantization, ``float32[channels]``: see ``smooth_quant.py``."""
     packed_weights: dict[str, PackedWeight] = field(default_factory=dict[str, PackedWeight])
-    """Low-bit weights of layers that compute in float."""
+    """Low-bit weights of layers that compute in float, and by their own names, those of recurrent layers."""
+    recurrent: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Recurrent layers with 8-bit weights, and whether their inputs are rounded at run time."""
     floats: dict[str, str] = field(default_factory=dict[str, str])
     """Layers that stay in float, with the reason."""
     scale_sources: dict[str, str] = field(default_factory=dict[str, str])
@@ -70,7 +73,7 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is quantized."""
-        return not self.activations and not self.weights and not self.packed_weights
+        return not (self.activations or self.weights or self.packed_weights or self.recurrent)
 
     def merge(self, other: Plan) -> Plan:
         """Return the plan with that of another part of the graph: a body, whose names are its own."""
@@ -115,6 +118,8 @@ def _quantize_part(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
     for node, value, scale in find_joined_constants(nodes, plan):
         readers = [use for use in value.uses if use.user is node]
         _insert_qdq(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, node))
+    for node in [node for node in nodes if node.name in plan.recurrent]:
+        quantize_recurrent_layer(graph, node, plan.packed_weights, operators, is_dynamic=plan.recurrent[node.name])
     for node in lookups:
         table, packed, is_fused = weight_of(node), plan.packed_weights[node.name], plan.lookups.get(node.op_type, False)
         stored[table] = pack_table(graph, node, packed, operators, stored.get(table), is_fused=is_fused)

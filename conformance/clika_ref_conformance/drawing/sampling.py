@@ -22,7 +22,7 @@ T = TypeVar("T")
 DRIVER_PACKAGES = ("hypothesis", "clika_ref_conformance")
 """Packages whose exceptions are not errors of the samples: drivers raise them to request another draw."""
 
-CRASHING_OPERATORS = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
+CRASHING_OPERATORS = frozenset({"dynamic_lstm", "gru", "lstm", "rnn_relu", "rnn_tanh"})
 """Recurrent operators; operands that are empty or do not fit crash the process, in eager and ONNX Runtime."""
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import QuantizationTrait
 from clika_ref.core.types import TensorType
 from clika_ref_aten.recurrent import LSTM_GATES, merge_directions, split_layers
@@ -15,6 +16,9 @@ MICROSOFT_DOMAIN = "com.microsoft"
 """The domain of operators that only ONNX Runtime has."""
 
 GATES = len(LSTM_GATES)
+
+SMALL = {"low": -1, "high": 1, "domain": (-1, 1), "nan": False}
+"""Elements of samples: an infinite one leaves no range to round in."""
 
 
 @operator(error=COMPOSE, quant=QuantizationTrait("float-layer", matrices=3))
@@ -114,7 +118,8 @@ def _lower_layer(op, x, directions, states, hidden):
     columns = [stack(column, is_matrix=i in {0, 2}) for i, column in enumerate(zip(*directions, strict=True))]
     weight, scales, hidden_weight, hidden_scales, *biases = columns
     bias = op.Concat(*biases, axis=1) if biases else None
-    zeros = op.constant([[0] * (GATES * hidden)] * len(directions), torch.int8)
+    count = 0 if is_symbolic(hidden) else GATES * hidden  # the node rejects a symbolic number of states
+    zeros = op.constant([[0] * count] * len(directions), torch.int8)
     quantized = None, scales, zeros, hidden_scales, zeros  # no peepholes
     y, *last = op.node(
         "DynamicQuantizeLSTM",
@@ -137,9 +142,9 @@ def _(draw, s):
         for _ in range(directions):
             for inner in (hidden * directions if layer else width, hidden):
                 params.append(draw(s.tensor(shape=(GATES * hidden, inner), dtype=torch.int8, low=-127, high=127)))
-                params.append(draw(s.tensor(shape=(GATES * hidden,), low=0.001, high=0.01)))
-            params += [draw(s.tensor(shape=(GATES * hidden,), low=-1, high=1)) for _ in range(2 * has_biases)]
-    initial = [draw(s.tensor(shape=(layers * directions, batch, hidden), low=-1, high=1)) for _ in range(2)]
-    x = draw(s.tensor(shape=(batch, length, width) if batch_first else (length, batch, width)))
+                params.append(draw(s.tensor(shape=(GATES * hidden,), low=0.001, high=0.01, domain=(0.001, 0.01))))
+            params += [draw(s.tensor(shape=(GATES * hidden,), **SMALL)) for _ in range(2 * has_biases)]
+    initial = [draw(s.tensor(shape=(layers * directions, batch, hidden), **SMALL)) for _ in range(2)]
+    x = draw(s.tensor(shape=(batch, length, width) if batch_first else (length, batch, width), **SMALL))
     options = {"has_biases": has_biases, "num_layers": layers, "bidirectional": directions == 2}
     return s.call(x, *initial, *params, batch_first=batch_first, **options)

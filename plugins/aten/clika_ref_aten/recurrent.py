@@ -74,7 +74,7 @@ def _make_lowering(op_type, gates, **attrs):
         hidden = op.shape(params[1])[-1]
         if batch_first:
             x = op.Transpose(x, perm=[1, 0, 2])
-        split_states = [_split_layers(op, state, num_layers, directions) for state in initial]
+        split_states = [split_layers(op, state, num_layers, directions) for state in initial]
         finals = []
         for layer, layer_states in enumerate(zip(*split_states, strict=True)):
             own = params[layer * per_layer : (layer + 1) * per_layer]
@@ -84,7 +84,7 @@ def _make_lowering(op_type, gates, **attrs):
             direction = "bidirectional" if bidirectional else "forward"
             inputs = (x, *stacked, None, *layer_states)  # None: all sequences have the full length
             y, *last = op.node(op_type, *inputs, outputs=1 + states, hidden_size=hidden, direction=direction, **attrs)
-            x = _merge_directions(op, y, directions)
+            x = merge_directions(op, y, directions)
             finals.append(last)
         if batch_first:
             x = op.Transpose(x, perm=[1, 0, 2])
@@ -93,14 +93,14 @@ def _make_lowering(op_type, gates, **attrs):
     return lower
 
 
-def _split_layers(op, state, count, size):
+def split_layers(op, state, count, size):
     """Split ``state[count * size, b, h]`` into ``count`` tensors, one per layer."""
     if count == 1:
         return (state,)
     return op.Split(state, op.ints([size] * count), axis=0, outputs=count)
 
 
-def _merge_directions(op, y, directions):
+def merge_directions(op, y, directions):
     """Convert ONNX's ``y[t, directions, b, h]`` to ``[t, b, directions * h]``."""
     if directions == 1:
         return op.Squeeze(y, op.ints([1]))
@@ -136,7 +136,7 @@ def _lower_projected_lstm(op, x, h, c, params, *, num_layers, bidirectional, bat
     types = [TensorType(dtype, shape) for shape in ((batch, width), (batch, hidden), (length, batch, width))]
     if batch_first:
         x = op.Transpose(x, perm=[1, 0, 2])
-    initial = [[op.Squeeze(row, op.ints([0])) for row in _split_layers(op, state, count, 1)] for state in (h, c)]
+    initial = [[op.Squeeze(row, op.ints([0])) for row in split_layers(op, state, count, 1)] for state in (h, c)]
     finals = []
     for layer in range(num_layers):
         found = []

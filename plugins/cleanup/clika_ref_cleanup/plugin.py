@@ -21,6 +21,7 @@ from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
 from clika_ref_cleanup.remove_detach import RemoveDetach
 from clika_ref_cleanup.remove_dropout import RemoveDropout
 from clika_ref_cleanup.remove_identities import RemoveIdentities
+from clika_ref_cleanup.split_recurrent_layers import SplitRecurrentLayers
 
 CLIKA_REF_API = 1
 
@@ -45,4 +46,5 @@ def clika_ref_passes() -> Sequence[Pass]:
         RemoveDetach(),
         RemoveDropout(),
         RemoveIdentities(),
+        SplitRecurrentLayers(),
     ]

@@ -37,6 +37,9 @@ Max poolings are not among them: in chains of convolutions they are up to 1.2x s
 faster.
 """
 
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Layers whose weights are dequantized when a file is loaded."""
+
 MIXED_SCHEME = QuantizationScheme(
     activations=QuantizedType(),
     weights=QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True),
@@ -51,6 +54,7 @@ MIXED_SCHEME = QuantizationScheme(
     needs_single_group=TRANSPOSED_CONVOLUTIONS,
     # OpenVINO 2026.4 computes wrong results for 4-bit rows of odd length.
     weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS, lookups={"embedding": False}, needs_whole_bytes=True),
+    recurrent=dict.fromkeys(RECURRENT),
 )
 """The output of a layer needs no quantization itself: the next layer quantizes it, and operators in between are fused.
 

@@ -28,7 +28,7 @@ UNVALIDATED_OPERATORS = (
     "embedding_bag",
     "weight_norm",
 )
-UNSAFE_OPERATORS = frozenset({*UNVALIDATED_OPERATORS, "lstm", "gru", "rnn_tanh", "rnn_relu"})
+UNSAFE_OPERATORS = frozenset({*UNVALIDATED_OPERATORS, "dynamic_lstm", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Operators with attributes that PyTorch does not validate; other values than the drawn ones corrupt memory."""
 
 MAX_DIM_SIZE = 8
