@@ -146,11 +146,13 @@ class SizeEmitter:
 
     def _ceil_divide(self, expr: sympy.Basic) -> ir.Value:
         a, b = expr.args
-        return self.emit_vector(-torch_sympy.FloorDiv(-a, b))  # pyright: ignore[reportOperatorIssue]
+        quotient: Any = torch_sympy.FloorDiv(-a, b)  # type: ignore[operator]
+        return self.emit_vector(-quotient)
 
     def _modular_index(self, expr: sympy.Basic) -> ir.Value:
         number, divisor, modulus = expr.args
-        return self.emit_vector(torch_sympy.Mod(torch_sympy.FloorDiv(number, divisor), modulus))
+        index: Any = torch_sympy.Mod(torch_sympy.FloorDiv(number, divisor), modulus)
+        return self.emit_vector(index)
 
     def _where(self, expr: sympy.Basic) -> ir.Value:
         condition, *choices = expr.args

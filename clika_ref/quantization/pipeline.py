@@ -207,7 +207,7 @@ class QuantizationPipeline:
             floats={node.name: reason for node, reason in placement.floats.items()},
         )
         reports = [
-            *layer_reports(placement, sensitivities.of | recurrent.sensitivities, self.scheme),
+            *layer_reports(placement, {**sensitivities.of, **recurrent.sensitivities}, self.scheme),
             *recurrent_reports(recurrent, self.scheme),
             *weight_only_reports(self._graph, tables),
         ]

@@ -148,7 +148,8 @@ def _quantize_matrices(
             continue
         part = slice(direction * weight.shape[1], (direction + 1) * weight.shape[1])  # the states of a direction
         value, part = (node.outputs[0], part) if position % MATRICES else (node.first_tensor, slice(None))
-        found[matrix] = quantize_low_bit(weight, bits, 0, *(gram[value][part, part] for gram in grams), options)
+        fitted, judged = (gram[value][part, part] for gram in grams)
+        found[matrix] = quantize_low_bit(weight, bits, 0, fitted, judged, options)
     return found
 
 
