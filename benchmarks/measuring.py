@@ -106,6 +106,6 @@ def read_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def format_verdict(value: float, limit: float) -> str:
+def format_verdict(value: float, limit: float, *, digits: int = 2) -> str:
     """Return a figure with its limit, and whether it is within the limit."""
-    return f"{value:.2f}, limit {limit:.2f}: {'met' if value <= limit else 'NOT MET'}"
+    return f"{value:.{digits}f}, limit {limit:.{digits}f}: {'met' if value <= limit else 'NOT MET'}"

@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from clika_ref_torchvision.kernels import use_python_kernels
 from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor, nn
+
+use_python_kernels()  # transformers imports torchvision, whose own library may be of another PyTorch
+
+# isort: split
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from clika_ref import (
@@ -107,7 +112,7 @@ def main(path: Path) -> None:
         bits = bits_per_byte(lambda ids, run=adapter: run(input_ids=ids).logits, test_tokens, count)
         rows.append((name, f"{bits:.3f}", f"{artifact.path.stat().st_size / 1000:,.0f} KB"))
     print_table(["", "bits per byte, held out", "size"], rows, title="\n  Eight files that were not trained on")
-    written = adapter.generate(prompt, max_new_tokens=48, do_sample=False)
+    written = adapter.generate(prompt, max_new_tokens=64, do_sample=True, top_k=16)
     print(f"\n  After {PROMPT!r}, the file in 4 bits writes:\n")
     print(tokenizer.decode(written[0].tolist()))
 

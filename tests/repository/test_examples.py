@@ -148,6 +148,25 @@ def test_ddp_example_ranks_end_with_equal_model(tmp_path):
     assert place.stat().st_size > 5_000  # 24,000 weights of one byte, and less
 
 
+@pytest.mark.slow
+def test_language_model_example_writes_code_with_four_bits(example, tmp_path, capsys, monkeypatch):
+    """A decoder is trained on a part of the sources; in 4 bits it takes a fifth of the bytes, and continues a text."""
+    generating = example("train_and_generate")
+    training, held_out = generating.read_sources()
+    assert not set(training) & set(held_out)
+    monkeypatch.setattr(generating, "read_sources", lambda: (training[:40], held_out[:2]))
+    generating.SIZE = generating.ModelSize(vocabulary=512, width=64, layers=2, steps=60)
+    generating.main(tmp_path / "build" / "decoder.onnx")
+    out = capsys.readouterr().out
+    rows = re.findall(r"^(float|4 bits) +([\d.]+) +([\d,]+) KB", out, re.MULTILINE)
+    bits = {name: float(found) for name, found, _ in rows}
+    sizes = {name: int(size.replace(",", "")) for name, _, size in rows}
+    assert bits["float"] < 8, "untrained, each byte takes about 6 bits, and more where it is certain of another one"
+    assert abs(bits["4 bits"] - bits["float"]) < 0.2
+    assert sizes["4 bits"] < 0.3 * sizes["float"]
+    assert out.partition("the file in 4 bits writes:")[2].strip().startswith("def __init__(self, name):")
+
+
 def test_insert_a_pass_example_replaces_node_in_forty_lines(example, capsys):
     """A custom pass runs between two stages, in at most 40 lines."""
     torch.manual_seed(0)
