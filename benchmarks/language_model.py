@@ -49,7 +49,7 @@ MAX_ADDED_BITS = {"int8": 0.002, "int4": 0.03}
 MAX_INT4_SIZE = 0.17
 """Limit of the size of the file in 4 bits relative to the float file."""
 
-HELD_OUT_FILES = 12
+EVALUATION_FILES = 12
 CALIBRATION_CALLS = 16
 TOKENS, ROUNDS = 96, 7
 
@@ -147,7 +147,7 @@ def quantize_with_onnxruntime(source: Path, path: Path) -> Path:
 def run(names: Names = None) -> None:
     """Print the bits per byte, size and speed of each form; fails if the float model is not good enough."""
     training, held_out = example.read_sources()
-    held_out = held_out[:HELD_OUT_FILES]
+    held_out = held_out[:EVALUATION_FILES]
     count = sum(len(text.encode()) for text in held_out)
     tokenizer = load_tokenizer(training)
     tokens, test_tokens = example.encode(tokenizer, training), example.encode(tokenizer, held_out)

@@ -31,7 +31,7 @@ from clika_ref import (
 from clika_ref.integrations.generation import GenerationAdapter
 from clika_ref.reporting.tables import print_table
 
-HELD_OUT_EVERY = 20
+EVALUATION_INTERVAL = 20
 """One of this many files is not trained on."""
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "lib2to3", "encodings", "__pycache__"}
@@ -122,8 +122,8 @@ def read_sources() -> tuple[list[str], list[str]]:
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(path for path in folder.rglob("*.py") if EXCLUDED_FOLDERS.isdisjoint(path.relative_to(folder).parts))
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
-    training = [text for at, text in enumerate(texts) if text and at % HELD_OUT_EVERY]
-    return training, [text for text in texts[::HELD_OUT_EVERY] if text]
+    training = [text for at, text in enumerate(texts) if text and at % EVALUATION_INTERVAL]
+    return training, [text for text in texts[::EVALUATION_INTERVAL] if text]
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:

@@ -125,7 +125,7 @@ def test_external_weights_transposed(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_output_of_moved_constants_kept(dtype, tmp_path):
+def test_output_of_permuted_constants_kept(dtype, tmp_path):
     """An output that only joins and permutes constants is an output of a node."""
     parts = [torch.arange(6).reshape(2, 3).to(dtype), torch.ones(2, 3, dtype=dtype)]
 

@@ -114,7 +114,7 @@ def test_lstm_skipped_by_the_user_stays_in_float():
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_weights_alone_for_openvino(kind, tmp_path):
+def test_recurrent_weight_only_for_openvino(kind, tmp_path):
     """Weight-only quantization stores 8-bit matrices, which OpenVINO dequantizes when it loads the file."""
     model = Tagger(kind, hidden_size=64, num_layers=2)
     module = compile_tagger(model, WEIGHTS_ONLY, DeploymentSettings_OpenVINO_ONNX())
