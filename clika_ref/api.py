@@ -164,6 +164,8 @@ def clika_compile(
         check_arguments(arguments)
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
         checked: dict[str, Any] = arguments | {"clika_compile_options": options}
+        if calibration_inputs is None and quantization_settings is not None:  # with dynamic activations
+            checked["calibration_inputs"] = tracing_inputs
         request = CompileRequest(**{field.name: checked[field.name] for field in fields(CompileRequest)})
         fallback = None
         if not fullgraph:

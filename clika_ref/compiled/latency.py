@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from clika_ref.core.types import TensorType
 from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_layer
 from clika_ref.quantization.qdq.layer_weights import data_of, weight_of, weight_scale_dim
-from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight
+from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_dynamic_layer, pack_layer_weight
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, compute_weight_scales
 from clika_ref.targets.size_statistics import find_batch_size
@@ -63,7 +63,11 @@ class LayerTimer:
     """The operators of the registry."""
 
     def find_slow_layers(
-        self, graph: Graph, inputs: Sequence[Tensor], weights: Mapping[str, PackedWeight] | None = None
+        self,
+        graph: Graph,
+        inputs: Sequence[Tensor],
+        weights: Mapping[str, PackedWeight] | None = None,
+        dynamic: Container[str] = (),
     ) -> dict[Node, str]:
         """Return the layers that quantization makes slower, with the slowdown in words.
 
@@ -72,6 +76,7 @@ class LayerTimer:
             inputs: one tensor for each input of the graph; they determine the shapes of operands.
             weights: low-bit weights by layer name; None for quantized activations. Layers with another operand that is
                 no constant are not timed.
+            dynamic: names of layers that round their inputs at run time.
         """
         layers = [
             n for n in graph.nodes if (self._is_quantizable(n) if weights is None else _has_one_input(n, weights))
@@ -84,7 +89,7 @@ class LayerTimer:
             fused = fused_reader and (fused_reader.op_type, repr(fused_reader.attrs))
             key = (node.op_type, repr(node.attrs), x.shape, widths, fused, *(_shape(v) for v in node.inputs[1:]))
             if key not in ratios:
-                ratios[key] = self._measure_ratio(node, x, weight)
+                ratios[key] = self._measure_ratio(node, x, weight, is_dynamic=node.name in dynamic)
             if ratios[key] > MIN_SLOWDOWN:
                 form = "quantized" if weight is None else f"with {weight.bits}-bit weights"
                 found[node] = f"{self.target.name} runs it in {ratios[key]:.2f}x the time of float when {form}"
@@ -101,7 +106,7 @@ class LayerTimer:
             return False
         return all(_is_weight(v) for v in node.inputs[1:] if v is not None)
 
-    def _measure_ratio(self, node: Node, x: Tensor, weight: PackedWeight | None) -> float:
+    def _measure_ratio(self, node: Node, x: Tensor, weight: PackedWeight | None, *, is_dynamic: bool) -> float:
         """Return the ratio of the time of a layer, quantized or with a low-bit weight, to that in float."""
         kind = self.scheme.activations
         codes = (x / TIMING_QPARAMS.scale).round().clamp(kind.low, kind.high)
@@ -110,7 +115,8 @@ class LayerTimer:
         small, plain = self._layer_graph(node, given), self._layer_graph(node, x)
         if weight is not None:
             (layer,) = (n for n in small.nodes if n.op_type == node.op_type)
-            pack_layer_weight(small, layer, weight, self.operators)
+            pack = pack_dynamic_layer if is_dynamic else pack_layer_weight
+            pack(small, layer, weight, self.operators)
         return _measure_ratio_of_graphs(self.target, small, [given], plain, [x])
 
     def _layer_graph(self, node: Node, x: Tensor) -> Graph:

@@ -75,8 +75,9 @@ def _list_plans(
     if request.settings.prefer_weights_only_quantization:
         plans = {DEFAULT_PLAN: stages.decide()}
         timer = LayerTimer(request.target, request.scheme, registry.operators)
-        inputs, packed = stages.calibration.reservoir.batches[0], plans[DEFAULT_PLAN].plan.packed_weights
-        slow = timer.find_slow_layers(stages.calibration.graph, inputs, packed) if packed else {}
+        inputs, plan = stages.calibration.reservoir.batches[0], plans[DEFAULT_PLAN].plan
+        packed, graph = plan.packed_weights, stages.calibration.graph
+        slow = timer.find_slow_layers(graph, inputs, packed, plan.dynamic) if packed else {}
         return {WITHOUT_SLOW_LAYERS: _decide_without(stages, slow)} if slow else plans
     plans = {DEFAULT_PLAN: _decide_without(stages, {})}
     if stages.slow_layers:

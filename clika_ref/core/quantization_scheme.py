@@ -134,11 +134,11 @@ class QuantizationScheme:
     """Those of ``int32_bias`` that need an input with two dims, or with static dims only."""
     weights_only: WeightOnlyScheme | None = None
     """Weight-only support; None if there is none."""
-    recurrent: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"], hash=False)
-    """Recurrent layers that the target computes in INT8, with inputs and states that it quantizes at run time.
+    dynamic: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"], hash=False)
+    """Layers that the target computes in INT8, with inputs that it quantizes at run time; recurrent ones by default.
 
-    The number is that of the states from which on this is faster. With None, the target only reads 8-bit weights, for
-    weight-only quantization, and computes in float.
+    The number is that of the states of a recurrent layer from which on this is faster. With None, the target only reads
+    8-bit weights, for weight-only quantization, and computes in float.
     """
     has_float_bodies: bool = False
     """Whether layers inside control flow run in float."""

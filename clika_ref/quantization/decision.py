@@ -9,11 +9,13 @@ from typing import Any
 
 from clika_ref.core.ir import Graph, Node, Value, walk
 from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.traits import LOOKUP
 from clika_ref.quantization.algorithms.recurrent import RecurrentResult
 from clika_ref.quantization.algorithms.sensitivity import JointErrorTerm, LayerErrorTerms, sum_layer_errors
 from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import matrices_of, weight_position_of
+from clika_ref.quantization.qdq.packed_weights import INT8_BITS
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.reporting.tables import HasTables, Table
 
@@ -207,9 +209,17 @@ def recurrent_reports(found: RecurrentResult, scheme: QuantizationScheme) -> lis
 
 
 def summarize_weight_only(
-    graph: Graph, scheme: QuantizationScheme, found: WeightOnlyResult, recurrent: RecurrentResult
+    graph: Graph, scheme: QuantizationScheme, found: WeightOnlyResult, recurrent: RecurrentResult, *, is_dynamic: bool
 ) -> Quantization:
-    """Return the result of weight-only quantization."""
+    """Return the result of weight-only quantization.
+
+    Args:
+        graph: lowered.
+        scheme: of the target.
+        found: the result for layers and lookups.
+        recurrent: the result for recurrent layers.
+        is_dynamic: whether layers also round their inputs at run time.
+    """
     found = replace(
         found,
         floats=recurrent.replace_floats(found.floats),
@@ -217,22 +227,25 @@ def summarize_weight_only(
     )
     plan = Plan(scheme)
     plan.packed_weights = {node.name: packed for node, packed in found.packed.items()} | recurrent.matrices
-    plan.recurrent = {node.name: is_dynamic for node, is_dynamic in recurrent.quantized.items()}
+    plan.dynamic = {node.name: rounds_inputs for node, rounds_inputs in recurrent.quantized.items()}
+    if is_dynamic:
+        plan.dynamic |= {node.name: True for node in found.packed if node.op.trait is not LOOKUP}
     plan.floats = {node.name: reason for node, reason in found.floats.items()}
-    reports = [*recurrent_reports(recurrent, scheme), *weight_only_reports(graph, found)]
+    reports = [*recurrent_reports(recurrent, scheme), *weight_only_reports(graph, found, is_dynamic=is_dynamic)]
     parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
     rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)
     return Quantization(plan, reports, rows, "", count_file_bytes(graph, reports))
 
 
-def weight_only_reports(graph: Graph, found: WeightOnlyResult) -> list[LayerReport]:
+def weight_only_reports(graph: Graph, found: WeightOnlyResult, *, is_dynamic: bool = False) -> list[LayerReport]:
     """Return a row for each layer and lookup with a quantized weight and float inputs, or in float, in order."""
     reports: list[LayerReport] = []
     for node in graph.nodes:
         if node in found.evaluated:
             form = found.evaluated[node]
             stored = 0 if node in found.shared else _weight_elements(node)
-            widths, after = (form.bits, FLOAT32_BITS), form.bytes_of(stored)
+            rounds_inputs = is_dynamic and node.op.trait is not LOOKUP
+            widths, after = (form.bits, INT8_BITS if rounds_inputs else FLOAT32_BITS), form.bytes_of(stored)
             row = _report_layer(node, found.sensitivities, found.floats, widths, after)
             reports.append(replace(row, note=found.notes.get(node, "")))
         elif node in found.floats:

@@ -146,7 +146,12 @@ class QuantizationPipeline:
 
     @property
     def _weight_only_scheme(self) -> WeightOnlyScheme | None:
-        return self.scheme.weights_only if self.settings.prefer_weights_only_quantization else None
+        """The form of weights if activations have no static ranges."""
+        only = self.scheme.weights_only if self.settings.prefer_weights_only_quantization else None
+        if only is None or not self.settings.dynamic_activations:
+            return only
+        layers = frozenset(name for name, least in self.scheme.dynamic.items() if least is not None)
+        return replace(only, layers=layers, bits=frozenset({self.scheme.weights.bits}))
 
     def _keep_in_float(self, reason: str) -> Quantization:
         """Return the decision for a body whose layers all stay in float."""
@@ -163,9 +168,11 @@ class QuantizationPipeline:
             self._skip_reasons,
             forced=self._find_forced_layers(settings),
             find_options=self._find_rounding_options,
+            dynamic=self.operators["dynamic_linear"] if settings.dynamic_activations else None,
         )
-        recurrent = self._decide_recurrent(settings, self.scheme.recurrent)
-        return summarize_weight_only(self._graph, self.scheme, found, recurrent)
+        recurrent = self._decide_recurrent(settings, self.scheme.dynamic)
+        is_dynamic = settings.dynamic_activations
+        return summarize_weight_only(self._graph, self.scheme, found, recurrent, is_dynamic=is_dynamic)
 
     def _decide_recurrent(self, settings: QuantizationSettings, forms: Mapping[str, int | None]) -> RecurrentResult:
         return quantize_recurrent_layers(
@@ -197,13 +204,13 @@ class QuantizationPipeline:
         remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
         tables = quantize_tables(self.calibration, plan, settings, self._skip_reasons, self._find_rounding_options)
-        computed = {name: least for name, least in self.scheme.recurrent.items() if least is not None}
+        computed = {name: least for name, least in self.scheme.dynamic.items() if least is not None}
         recurrent = self._decide_recurrent(settings, computed)
         placement = replace(placement, floats=recurrent.replace_floats(placement.floats))
         plan = replace(
             plan,
             packed_weights={**{node.name: packed for node, packed in tables.packed.items()}, **recurrent.matrices},
-            recurrent={node.name: is_dynamic for node, is_dynamic in recurrent.quantized.items()},
+            dynamic={node.name: is_dynamic for node, is_dynamic in recurrent.quantized.items()},
             floats={node.name: reason for node, reason in placement.floats.items()},
         )
         reports = [

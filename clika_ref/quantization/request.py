@@ -11,7 +11,7 @@ from clika_ref.core.targets import Target
 from clika_ref.quantization.algorithms.weight_only import as_list
 from clika_ref.quantization.calibration.observer_search import OBSERVER_CANDIDATES
 from clika_ref.settings.compile_options import ClikaCompileOptions
-from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.settings.quantization import INT8_BITS, LayerQuantizationSettings, QuantizationSettings
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class QuantizationRequest:
         """
         for settings in (self.given, *self.layers.values()):
             settings.check()
+        if self.given.dynamic_activations and not any(least is not None for least in self.scheme.dynamic.values()):
+            raise TargetError(
+                f"the target {self.target.name} does not compute layers with inputs that it quantizes at run time. Use "
+                "static ranges, dynamic_activations=False, or weight-only quantization."
+            )
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
             raise TargetError(
                 f"the target {self.target.name} does not support weight-only quantization. Quantize activations as "
@@ -67,7 +72,19 @@ class QuantizationRequest:
 
     @property
     def settings(self) -> QuantizationSettings:
-        """The settings, with the defaults of the target for fields left to it."""
+        """The settings, with the defaults of the target for fields left to it.
+
+        With dynamic activations, weights are chosen as in weight-only quantization, with 8 bits and a scale for each
+        row.
+        """
+        if self.given.dynamic_activations:
+            bits = self.scheme.weights.bits
+            return replace(
+                self.given,
+                prefer_weights_only_quantization=True,
+                weights_num_bits=sorted({INT8_BITS, bits}),
+                weights_only_quantization_block_size=0,
+            )
         if self.given.prefer_weights_only_quantization is not None:
             return self.given
         only = self.scheme.weights_only

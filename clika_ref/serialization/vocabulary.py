@@ -92,7 +92,7 @@ class PlanKey(StoredName):
     IS_ALL_OR_NONE_QUANTIZED = "is_all_or_none_quantized"
     LOOKUPS = "lookups"
     QPARAMS = "qparams"
-    RECURRENT = "recurrent"
+    DYNAMIC = "dynamic"
     FLOATS = "floats"
     SCALE_SOURCES = "scale_sources"
     WEIGHTS = "weights"

@@ -140,9 +140,10 @@ def check_callable(name: str, function: Any, parameters: tuple[str, ...], *, is_
 
 
 def _check_quantization(arguments: Mapping[str, Any]) -> None:
-    if arguments["quantization_settings"] is not None:
+    settings = arguments["quantization_settings"]
+    if settings is not None:
         for name in ("deployment_settings", "calibration_inputs"):
-            if arguments[name] is None:
+            if arguments[name] is None and not (name == "calibration_inputs" and settings.dynamic_activations):
                 raise ValueError(f"cannot quantize: quantization_settings are given without {name}. Give both.")
     elif arguments["layer_quantization_settings"]:
         raise ModelError(

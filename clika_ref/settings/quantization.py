@@ -10,10 +10,15 @@ from typing import Any, ClassVar
 from clika_ref.settings.validation import CheckedSettings, check_flag, check_threshold, is_integer, make_optional
 
 MIN_BITS, MAX_BITS = 2, 16
+INT8_BITS = 8
 MIN_BLOCK_SIZE = 16
 
 WIDTH_RULE = f"a number of bits from {MIN_BITS} to {MAX_BITS}"
 BLOCK_SIZE_RULE = f"0 for one scale per channel, or a power of two from {MIN_BLOCK_SIZE}"
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [value]
 
 
 def _check_optional_flag(value: Any) -> str:
@@ -79,6 +84,12 @@ class QuantizationSettings(CheckedSettings):
     weights_only_quantization_block_size: int | list[int] = field(default_factory=lambda: [0, 32, 64, 128, 256])
     """Weights that share a scale in weight-only quantization, 0 for a channel; from a list, each layer takes one."""
 
+    dynamic_activations: bool = False
+    """Round the inputs of linear layers to 8 bits at run time, in the range of each call, with 8-bit weights.
+
+    This needs no calibration data: the tracing inputs choose the layers.
+    """
+
     weights_utilize_full_int_range: bool | None = None
     """Use all 8 bits of weights; False uses 7, for CPUs with an accumulator that saturates; None asks the CPU."""
 
@@ -97,6 +108,7 @@ class QuantizationSettings(CheckedSettings):
         "quantization_sensitivity_threshold": check_threshold,
         "prefer_weights_only_quantization": _check_optional_flag,
         "weights_only_quantization_block_size": _check_block_sizes,
+        "dynamic_activations": check_flag,
         "weights_utilize_full_int_range": _check_optional_flag,
         "automatic_skip_quantization": check_flag,
         "skip_tail_quantization": _check_optional_flag,
@@ -113,6 +125,13 @@ class QuantizationSettings(CheckedSettings):
                 "prefer_weights_only_quantization keeps activations in float, but "
                 f"activations_num_bits={self.activations_num_bits} quantizes them. Choose one."
             )
+        if self.dynamic_activations and self.prefer_weights_only_quantization is False:
+            return (
+                "dynamic_activations quantizes inputs at run time, but prefer_weights_only_quantization=False in fixed "
+                "ranges. Choose one."
+            )
+        if self.dynamic_activations and INT8_BITS not in _as_list(self.weights_num_bits):
+            return f"dynamic_activations needs 8-bit weights, but weights_num_bits is {self.weights_num_bits}."
         return ""
 
     def with_threshold(self, threshold: float) -> QuantizationSettings:

@@ -65,8 +65,7 @@ def quantize_recurrent_layers(  # noqa: PLR0917 - what decides about the layers
 
     Args:
         calibration: of the lowered graph.
-        forms: the operators of such layers. A number is that of `QuantizationScheme.recurrent`; None stands for
-            dequantized weights.
+        forms: as in `QuantizationScheme.dynamic`.
         bits: of the weights.
         settings: those of the model.
         skipped: nodes that stay in float, with the reason.
@@ -76,7 +75,7 @@ def quantize_recurrent_layers(  # noqa: PLR0917 - what decides about the layers
     graph, found = calibration.graph, RecurrentResult()
     waiting: list[Node] = []
     for node in graph.nodes:
-        if node.op_type in forms:
+        if node.op_type in forms and node.op.trait.matrices is not None:
             reason = skipped.get(node) or _find_float_reason(graph, node, forms[node.op_type])
             if reason:
                 found.floats[node] = reason

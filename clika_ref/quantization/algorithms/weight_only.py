@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
 from clika_ref.core.quantization_scheme import WeightOnlyScheme
 from clika_ref.core.traits import LOOKUP
 from clika_ref.quantization.algorithms.gptq import find_gptq_factor, round_with_feedback, sum_squared_error
@@ -84,6 +85,7 @@ def quantize_weights_only(
     *,
     forced: Collection[Node] = (),
     find_options: Callable[[], ClikaCompileOptions] = ClikaCompileOptions,
+    dynamic: Operator | None = None,
 ) -> WeightOnlyResult:
     """Quantize the weight of each layer to the fewest bytes at which it is not too sensitive.
 
@@ -95,11 +97,12 @@ def quantize_weights_only(
         skipped: nodes that stay unchanged, with the reason.
         forced: nodes that are quantized regardless of their sensitivity.
         find_options: returns the options of the rounding; called for each layer, since there may be a time limit.
+        dynamic: the operator that layers become if their inputs are rounded at run time; None if these stay in float.
 
     Raises:
         ModelError: a width or block size is requested that the target does not support.
     """
-    search = _OptionSearch(calibration, kind, settings, forced, find_options)
+    search = _OptionSearch(calibration, kind, settings, forced, find_options, dynamic)
     for node, options in list_layer_options(calibration.graph, kind, chosen, settings, skipped).items():
         if isinstance(options, str):
             search.found.floats[node] = options
@@ -280,6 +283,8 @@ class _OptionSearch:
     settings: QuantizationSettings
     forced: Collection[Node]
     find_options: Callable[[], ClikaCompileOptions]
+    dynamic: Operator | None = None
+    """The operator that layers become if their inputs are rounded at run time."""
     tables: dict[Node, list[tuple[int, int]]] = field(default_factory=dict[Node, list[tuple[int, int]]])
     """The options of lookups, which are decided after the layers: a table may be the weight of one."""
     forms: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
@@ -348,7 +353,8 @@ class _OptionSearch:
 
     def _reads_stored_rows(self, node: Node, bits: int) -> bool:
         """Whether a lookup reads the rows of a weight in the form that a layer with the same weight stores."""
-        return choose_stored_order(bits, is_fused=self.kind.lookups[node.op_type]) is not StoredOrder.COLUMNS
+        order = choose_stored_order(bits, is_fused=self.kind.lookups[node.op_type])
+        return self.dynamic is None and order is not StoredOrder.COLUMNS
 
     def _give_up(self, node: Node) -> None:
         """Keep the weight, or take the least sensitive option if the user quantizes all layers."""
@@ -369,7 +375,11 @@ class _OptionSearch:
             return changed.reshape(self.recorder.tensors[node.output].shape).to(
                 self.recorder.tensors[node.output].dtype
             )
-        error = self.recorder.tensors[node.first_tensor].float() @ (packed.dequantize(rows) - rows).T
+        x = self.recorder.tensors[node.first_tensor].float()
+        if self.dynamic is None:
+            error = x @ (packed.dequantize(rows) - rows).T
+        else:
+            error = self.dynamic(x, packed.steps(rows).T, packed.scales[:, 0], None) - x @ rows.T
         return error.to(self.recorder.tensors[node.output].dtype)
 
     def _quantize_weight(self, node: Node, bits: int, block_size: int) -> PackedWeight:

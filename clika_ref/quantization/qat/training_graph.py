@@ -169,7 +169,7 @@ class _TrainingGraphBuilder:
                 insert_live_norm(self.graph, node, self.stored.constants)  # not folded into a layer
             elif node.op.trait.weight is not None:
                 self._train_layer(node, following)
-            elif node.name in self.plan.recurrent:
+            elif node.name in self.plan.dynamic:  # a recurrent layer
                 self._train_recurrent_layer(node)
         placed = list(self.graph.nodes)
         after = dict(zip(placed, [*placed[1:], None], strict=True))

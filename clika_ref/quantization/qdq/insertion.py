@@ -23,6 +23,7 @@ from clika_ref.quantization.qdq.packed_weights import (
     PackedWeight,
     StoredOrder,
     choose_stored_order,
+    pack_dynamic_layer,
     pack_layer_weight,
     pack_table,
     weight_rows,
@@ -53,8 +54,8 @@ class Plan:
     """Factors that values are divided by before quantization, ``float32[channels]``: see ``smooth_quant.py``."""
     packed_weights: dict[str, PackedWeight] = field(default_factory=dict[str, PackedWeight])
     """Low-bit weights of layers that compute in float, and by their own names, those of recurrent layers."""
-    recurrent: dict[str, bool] = field(default_factory=dict[str, bool])
-    """Recurrent layers with 8-bit weights, and whether their inputs are rounded at run time."""
+    dynamic: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Whether layers round their inputs to 8 bits at run time; False for recurrent ones with low-bit weights only."""
     floats: dict[str, str] = field(default_factory=dict[str, str])
     """Layers that stay in float, with the reason."""
     scale_sources: dict[str, str] = field(default_factory=dict[str, str])
@@ -73,7 +74,7 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is quantized."""
-        return not (self.activations or self.weights or self.packed_weights or self.recurrent)
+        return not (self.activations or self.weights or self.packed_weights or self.dynamic)
 
     def merge(self, other: Plan) -> Plan:
         """Return the plan with that of another part of the graph: a body, whose names are its own."""
@@ -118,8 +119,8 @@ def _quantize_part(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
     for node, value, scale in find_joined_constants(nodes, plan):
         readers = [use for use in value.uses if use.user is node]
         _insert_qdq(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, node))
-    for node in [node for node in nodes if node.name in plan.recurrent]:
-        quantize_recurrent_layer(graph, node, plan.packed_weights, operators, is_dynamic=plan.recurrent[node.name])
+    for node in [node for node in nodes if node.name in plan.dynamic and node.op.trait.matrices is not None]:
+        quantize_recurrent_layer(graph, node, plan.packed_weights, operators, is_dynamic=plan.dynamic[node.name])
     for node in lookups:
         table, packed, is_fused = weight_of(node), plan.packed_weights[node.name], plan.lookups.get(node.op_type, False)
         stored[table] = pack_table(graph, node, packed, operators, stored.get(table), is_fused=is_fused)
@@ -144,6 +145,9 @@ def _quantize_weights(
             stored = quantize_layer(graph, node, plan, operators)
         elif node.name in plan.packed_weights:
             weight, packed = weight_of(node), plan.packed_weights[node.name]
+            if node.name in plan.dynamic:
+                pack_dynamic_layer(graph, node, packed, operators)
+                continue
             is_table = (
                 weight in tables and tables[weight].is_equal(packed) and orders[weight] is not StoredOrder.COLUMNS
             )

@@ -160,6 +160,26 @@ def pack_layer_weight(
     return stored
 
 
+def pack_dynamic_layer(graph: Graph, node: Node, packed: PackedWeight, operators: Mapping[str, Operator]) -> None:
+    """Replace a layer by one with the 8-bit form of its weight that rounds its input at run time.
+
+    Args:
+        graph: that of the layer.
+        node: the layer.
+        packed: the 8-bit form, with one scale for each row.
+        operators: those of the registry.
+    """
+    weight, build = weight_of(node), Builder(graph, operators, node, node.origin)
+    rows, columns = weight.type.shape if has_output_rows(node) else weight.type.shape[::-1]
+    made = partial(_pack_columns, node, weight, packed)
+    stored = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, (columns, rows)))
+    scales = build.constant(packed.scales[:, 0].to(weight.type.dtype), f"{weight.name}_scale")
+    result = build("dynamic_linear", node.inputs[0], stored, scales, bias_of(node))
+    graph.replace(node.output, result)
+    result.name, node.output.name = node.output.name, result.name
+    graph.erase(node)
+
+
 def pack_table(
     graph: Graph,
     node: Node,

@@ -52,7 +52,7 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         },
         PlanKey.LOOKUPS: dict(plan.lookups),
         PlanKey.PACKED_GPTQ: [*every[PlanKey.PACKED_GPTQ]],
-        PlanKey.RECURRENT: plan.recurrent,
+        PlanKey.DYNAMIC: plan.dynamic,
         PlanKey.FLOATS: plan.floats,
         PlanKey.SCALE_SOURCES: plan.scale_sources,
         PlanKey.NORMS: [*every[PlanKey.NORMS]],
@@ -100,7 +100,7 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
                 int(bits), int(block_size), scales[name], offsets.get(name), bool(is_narrow)
             )
         plan.scale_sources = {str(name): str(other) for name, other in document[PlanKey.SCALE_SOURCES].items()}
-        plan.recurrent = {str(name): bool(is_dynamic) for name, is_dynamic in document[PlanKey.RECURRENT].items()}
+        plan.dynamic = {str(name): bool(is_dynamic) for name, is_dynamic in document[PlanKey.DYNAMIC].items()}
         plan.floats = {str(name): str(reason) for name, reason in document[PlanKey.FLOATS].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(

@@ -45,7 +45,7 @@ X86 = QuantizationScheme(
     int32_bias=CONVOLUTIONS | {"linear"},
     int32_bias_2d_or_static=frozenset({"linear"}),
     weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS, lookups={"embedding": True}, rounds_inputs=True),
-    recurrent={"lstm": LEAST_LSTM_STATES},
+    dynamic={"lstm": LEAST_LSTM_STATES, "linear": 0, "matmul": 0},
 )
 """Unsigned activations and signed weights, which VNNI instructions accumulate in 32 bits."""
 

@@ -54,7 +54,7 @@ MIXED_SCHEME = QuantizationScheme(
     needs_single_group=TRANSPOSED_CONVOLUTIONS,
     # OpenVINO 2026.4 computes wrong results for 4-bit rows of odd length.
     weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS, lookups={"embedding": False}, needs_whole_bytes=True),
-    recurrent=dict.fromkeys(RECURRENT),
+    dynamic=dict.fromkeys(RECURRENT),
 )
 """The output of a layer needs no quantization itself: the next layer quantizes it, and operators in between are fused.
 

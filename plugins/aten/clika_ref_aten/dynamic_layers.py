@@ -1,4 +1,4 @@
-"""Recurrent networks with 8-bit weights, whose inputs are rounded to 8 bits at run time."""
+"""Layers with 8-bit weights, whose inputs are rounded to 8 bits at run time, in the range that they have in a call."""
 
 from __future__ import annotations
 
@@ -19,6 +19,45 @@ GATES = len(LSTM_GATES)
 
 SMALL = {"low": -1, "high": 1, "domain": (-1, 1), "nan": False}
 """Elements of samples: an infinite one leaves no range to round in."""
+
+
+EXACT_PRODUCTS = 2**24 // (2**8 * 2**7)
+"""Number of products of 8-bit integers whose sum float32 represents exactly."""
+
+
+@operator(error=COMPOSE)
+def dynamic_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight`` with ``x`` rounded to 8 bits, and ``weight`` ``int8[in, out]`` with a scale for each column.
+
+    Source: ONNX's operators ``DynamicQuantizeLinear`` and ``MatMulInteger``.
+    """
+    result = _multiply_rounded(x, weight.T, scales)
+    return result if bias is None else result + bias
+
+
+@dynamic_linear.types
+def _(x, weight, scales, bias):
+    return TensorType(x.dtype, (*x.shape[:-1], weight.shape[1]))
+
+
+@dynamic_linear.onnx
+def _(op, x, weight, scales, bias=None):
+    integers, scale, zero_point = op.node("DynamicQuantizeLinear", x, outputs=3)
+    for value, dtype in ((integers, torch.uint8), (scale, torch.float32), (zero_point, torch.uint8)):
+        op.declare(value, dtype)
+    product = op.declare(op.MatMulInteger(integers, weight, zero_point), torch.int32)
+    result = op.Mul(op.cast(product, torch.float32), op.Mul(scale, scales))
+    return result if bias is None else op.Add(result, bias)
+
+
+@dynamic_linear.samples
+def _(draw, s):
+    inputs, outputs = draw(s.integers(1, 9)), draw(s.integers(1, 5))
+    x = draw(s.tensor(shape=(*draw(s.tensor(rank=(1, 3))).shape, inputs), **SMALL))
+    weight = draw(s.tensor(shape=(inputs, outputs), dtype=torch.int8, low=-127, high=127))
+    scales = draw(s.tensor(shape=(outputs,), low=0.001, high=0.01, domain=(0.001, 0.01)))
+    bias = draw(s.tensor(shape=(outputs,), **SMALL)) if draw(s.booleans()) else None
+    return s.call(x, weight, scales, bias)
 
 
 @operator(error=COMPOSE, quant=QuantizationTrait("float-layer", matrices=3))
@@ -76,7 +115,8 @@ def _multiply_rounded(x, weight, scales):
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     zero_point = (-low / scale).round().clamp(0, 255)
     steps = ((x / scale).round() + zero_point).clamp(0, 255) - zero_point
-    return torch.nn.functional.linear(steps, weight.to(x.dtype)) * (scale * scales)
+    exact = x.dtype if weight.shape[1] <= EXACT_PRODUCTS else torch.float64
+    return torch.nn.functional.linear(steps.to(exact), weight.to(exact)).to(x.dtype) * (scale * scales)
 
 
 @dynamic_lstm.types
