@@ -11,6 +11,7 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import QuantizationTrait
 from clika_ref.core.types import TensorType
 from clika_ref_aten.recurrent import LSTM_GATES, merge_directions, split_layers
+from clika_ref_aten.reduction import is_nonempty
 
 MICROSOFT_DOMAIN = "com.microsoft"
 """The domain of operators that only ONNX Runtime has."""
@@ -21,7 +22,7 @@ SMALL = {"low": -1, "high": 1, "domain": (-1, 1), "nan": False}
 """Elements of samples: an infinite one leaves no range to round in."""
 
 
-EXACT_PRODUCTS = 2**24 // (2**8 * 2**7)
+EXACT_MACS = 2**24 // (2**8 * 2**7)
 """Number of products of 8-bit integers whose sum float32 represents exactly."""
 
 
@@ -47,6 +48,9 @@ def _(op, x, weight, scales, bias=None):
         op.declare(value, dtype)
     product = op.declare(op.MatMulInteger(integers, weight, zero_point), torch.int32)
     result = op.Mul(op.cast(product, torch.float32), op.Mul(scale, scales))
+    terms = op.shape(weight)[0]
+    if op.sizes.may_be_zero(terms):  # ONNX Runtime 1.31 leaves a fused empty product uninitialized
+        result = op.Where(is_nonempty(op, terms), result, op.like(result, 0))
     return result if bias is None else op.Add(result, bias)
 
 
@@ -115,7 +119,7 @@ def _multiply_rounded(x, weight, scales):
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     zero_point = (-low / scale).round().clamp(0, 255)
     steps = ((x / scale).round() + zero_point).clamp(0, 255) - zero_point
-    exact = x.dtype if weight.shape[1] <= EXACT_PRODUCTS else torch.float64
+    exact = x.dtype if weight.shape[1] <= EXACT_MACS else torch.float64
     return torch.nn.functional.linear(steps.to(exact), weight.to(exact)).to(x.dtype) * (scale * scales)
 
 
