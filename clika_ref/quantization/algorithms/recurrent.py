@@ -61,7 +61,7 @@ def quantize_recurrent_layers(  # noqa: PLR0917 - what decides about the layers
     operators: Mapping[str, Operator],
     find_options: Callable[[], ClikaCompileOptions] = ClikaCompileOptions,
 ) -> RecurrentResult:
-    """Decide which recurrent layers get 8-bit weights, by their sensitivity on a batch.
+    """Decide which recurrent layers get 8-bit weights, by their sensitivity on a batch that rounding is not fitted to.
 
     Args:
         calibration: of the lowered graph.
@@ -85,9 +85,10 @@ def quantize_recurrent_layers(  # noqa: PLR0917 - what decides about the layers
         return found
     results = {(node, i): v for node in waiting for i, v in enumerate(node.outputs) if v.uses}
     read = {v for node in waiting for v in (*node.inputs, *node.outputs) if isinstance(v, Value) and not v.is_constant}
-    recorder = record_gradients(graph, results, calibration.reservoir.batches[0], kept=read)
+    fitted, judged = split_batches(calibration.reservoir.batches)
+    recorder = record_gradients(graph, results, judged[0], kept=read)
     rounded = {v for node in waiting for v in (node.first_tensor, node.outputs[0])}
-    grams = [sum_gram_matrices(graph, rounded, some) for some in split_batches(calibration.reservoir.batches)]
+    grams = [sum_gram_matrices(graph, rounded, some) for some in (fitted, judged)]
     errors: dict[Any, Tensor] = {}
     matrices: dict[Node, dict[Value, PackedWeight]] = {}
     for node in waiting:
