@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -120,8 +120,8 @@ def clika_compile(
         forward_fn: how to call the model on an element: ``forward_fn(model, args, kwargs)``. Its call of the model is
             traced, without contexts that it enters, such as autocast. A dict with keys that are no parameters of
             ``forward`` is passed as ``args[0]``.
-        quantization_settings: how to quantize; None keeps the model float. Needs ``deployment_settings`` and
-            ``calibration_inputs``.
+        quantization_settings: how to quantize; None keeps the model float. Needs ``deployment_settings`` and, unless
+            ``dynamic_activations`` is set, ``calibration_inputs``.
         layer_quantization_settings: overrides for single layers; a key is a module path, a node name, or either with
             wildcards.
         pruning_settings: how to prune, before quantization; None keeps all weights.
@@ -165,7 +165,8 @@ def clika_compile(
         options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
         checked: dict[str, Any] = arguments | {"clika_compile_options": options}
         if calibration_inputs is None and quantization_settings is not None:  # with dynamic activations
-            checked["calibration_inputs"] = tracing_inputs
+            shared = [*tracing_inputs] if isinstance(tracing_inputs, Iterator) else tracing_inputs
+            checked |= {"tracing_inputs": shared, "calibration_inputs": shared}
         request = CompileRequest(**{field.name: checked[field.name] for field in fields(CompileRequest)})
         fallback = None
         if not fullgraph:

@@ -292,8 +292,11 @@ def has_layers(graph: Graph, request: QuantizationRequest) -> bool:
 
 
 def _quantized_operators(request: QuantizationRequest) -> Collection[str]:
-    weight_only = request.scheme.weights_only if request.settings.prefer_weights_only_quantization else None
-    return request.scheme.layers if weight_only is None else weight_only.layers
+    scheme = request.scheme
+    weight_only = scheme.weights_only if request.settings.prefer_weights_only_quantization else None
+    if weight_only is None:
+        return scheme.layers | {name for name, least in scheme.dynamic.items() if least is not None}
+    return weight_only.layers | scheme.dynamic.keys()
 
 
 def _make_pipeline(

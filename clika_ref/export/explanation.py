@@ -24,6 +24,7 @@ from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.graph_runs import compute_outputs
 from clika_ref.quantization.qdq.insertion import QDQ_OPERATORS, Plan
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
+from clika_ref.quantization.qdq.recurrent_layers import DYNAMIC_PREFIX
 from clika_ref.reporting.tables import HasTables, Table
 
 NOT_REPORTED = "not reported by the runtime"
@@ -241,6 +242,7 @@ def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> 
         if n.op_type not in elementwise
         or (scheme and _is_requantized(n, scheme) and not any(map(_is_number, n.inputs)))
     }
+    quantized |= {node: INT8_PRECISION for node in graph.nodes if node.op_type.startswith(DYNAMIC_PREFIX)}
     return quantized | {node: f"int{weight.bits} weights" for node, weight in find_low_bit_layers(graph).items()}
 
 

@@ -37,12 +37,18 @@ def check_sizes(x: Tensor, *, holds: bool, guard: str) -> Tensor:
 
 @check_sizes.onnx
 def _lower_check(op: Any, x: Any, *, holds: Any, guard: str) -> Any:  # noqa: ARG001 - the name of the node
-    """ONNX has no assertion. A reshape fails in each runtime if the number of elements differs, and moves no data."""
+    """ONNX has no assertion. A reshape fails in each runtime if the number of elements differs, and moves no data.
+
+    A second one states the static dims again, which a computed shape hides. OpenVINO drops a reshape from one dim to
+    one dim, so that a vector becomes a row in between.
+    """
     shape = op.shape(x)
-    changed = next((dim for dim, size in enumerate(shape) if not isinstance(size, int)), 0)
-    same = [0] * len(shape)  # the sizes of x
-    impossible = [IMPOSSIBLE_SIZE if dim == changed else 0 for dim in range(len(shape))]
-    return op.Reshape(x, op.Where(op.sizes.emit_vector(sympy.sympify(holds)), op.ints(same), op.ints(impossible)))
+    is_vector = len(shape) == 1
+    same = [1, -1] if is_vector else [0] * len(shape)  # 0: the size of x
+    impossible = [IMPOSSIBLE_SIZE, *(1 for _ in same[1:])]
+    checked = op.Reshape(x, op.Where(op.sizes.emit_vector(sympy.sympify(holds)), op.ints(same), op.ints(impossible)))
+    own = [-1] if is_vector else [size if isinstance(size, int) else 0 for size in shape]
+    return op.Reshape(checked, op.ints(own)) if any(own) else checked
 
 
 def insert_guard_checks(graph: Graph, guards: Sequence[Guard]) -> list[Guard]:
@@ -54,38 +60,56 @@ def insert_guard_checks(graph: Graph, guards: Sequence[Guard]) -> list[Guard]:
 
     Returns:
         The guards that nothing checks: those on sizes that depend on values.
+
+    Raises:
+        ModelError: a guard is on numbers, and no value has a dynamic dim, which a check needs.
     """
     inputs = {value.name for value in graph.inputs}
     known = {symbol.expr for symbol in graph.symbols.values() if symbol.source.name in inputs}
-    checked = [guard for guard in guards if guard.relation.free_symbols <= known]
-    source, before = _choose_checked_value(graph)
-    if source is None or not checked:
-        return list(guards)
-    value, nodes = source, list[Node]()
-    for guard in checked:
+    unchecked: list[Guard] = []
+    for guard in guards:
+        if not guard.relation.free_symbols <= known:
+            unchecked.append(guard)
+            continue
+        source, before = _choose_checked_value(graph, guard)
+        if source is None:
+            raise ModelError(
+                f"cannot export {graph.name}: the file cannot check {guard}, as no tensor has a dynamic dim. Compile "
+                "once for each branch, or check the numbers before each call and export with "
+                "export_configuration(allow_unchecked_guards=True)."
+            )
         attributes = {"holds": guard.relation, "guard": str(guard)}
-        node = Node(check_sizes, [value], attributes, Origin(lines=(guard.line,)))
-        nodes.append(graph.insert(node, [source.type], before, [str(guard)]))
-        value = node.output
-    graph.replace(source, value)
-    graph.set_input(nodes[0], 0, source)
-    return [guard for guard in guards if guard not in checked]
+        node = Node(check_sizes, [source], attributes, Origin(lines=(guard.line,)))
+        graph.insert(node, [source.type], before, [str(guard)])
+        graph.replace(source, node.output)
+        graph.set_input(node, 0, source)
+    return unchecked
 
 
-def _choose_checked_value(graph: Graph) -> tuple[Value | None, Node | None]:
-    """Return an input of least rank, such as the ids of tokens, or else a result; and the node before which it exists.
+def _choose_checked_value(graph: Graph, guard: Guard) -> tuple[Value | None, Node | None]:
+    """Return a value with a dynamic dim that a guard is checked on, and the node before which it exists.
 
-    A check needs at least one dim.
+    Best is an input with a size of the guard, and of least rank, such as the ids of tokens. A static value would not
+    do: a runtime merges the reshape of one with the next.
     """
     nodes = list(graph.nodes)
-    inputs = [value for value in graph.inputs if value.type.rank and value.use_count]
+    inputs = [value for value in graph.inputs if value.use_count and _has_dynamic_dim(value)]
     if inputs:
-        return min(inputs, key=lambda value: value.type.rank), next(iter(nodes), None)
+        used = guard.relation.free_symbols
+
+        def rank_input(value: Value) -> tuple[bool, int]:
+            return used.isdisjoint(value.type.shape), value.type.rank
+
+        return min(inputs, key=rank_input), next(iter(nodes), None)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         for value in node.outputs:
-            if value.type.rank and value.use_count:
+            if value.use_count and _has_dynamic_dim(value) and node.op is not check_sizes:
                 return value, following
     return None, None
+
+
+def _has_dynamic_dim(value: Value) -> bool:
+    return any(not isinstance(size, int) for size in value.type.shape)
 
 
 def warn_of_unchecked_guards(guards: Sequence[Guard], graph: Graph, log: CompilationLog) -> None:

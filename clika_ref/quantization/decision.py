@@ -15,9 +15,9 @@ from clika_ref.quantization.algorithms.sensitivity import JointErrorTerm, LayerE
 from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import matrices_of, weight_position_of
-from clika_ref.quantization.qdq.packed_weights import INT8_BITS
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.reporting.tables import HasTables, Table
+from clika_ref.settings.quantization import INT8_BITS
 
 FLOAT32_BITS = 32
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import torch
+
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
@@ -47,7 +49,8 @@ from clika_ref.quantization.decision import (
 from clika_ref.quantization.layer_settings import NodeSettings
 from clika_ref.quantization.plan_measurements import PlanMeasurements
 from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.quantization.qdq.placement import Placement, choose_placement
+from clika_ref.quantization.qdq.layer_weights import weight_position_of
+from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, Placement, choose_placement
 from clika_ref.quantization.qdq.planning import Planner
 from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
 from clika_ref.settings.quantization import QuantizationSettings
@@ -349,7 +352,19 @@ class QuantizationPipeline:
         skipped = {**self.slow_layers, **self._user_skips}
         if self.settings.skip_tail_quantization:
             skipped |= {node: SKIP_TAIL_REASON for node in tail_layers(self._graph) if node not in skipped}
+        if self.settings.dynamic_activations:
+            skipped = {**self._find_other_dtypes(), **skipped}
         return skipped | self._find_layers_without_gain(skipped)
+
+    def _find_other_dtypes(self) -> dict[Node, str]:
+        """Return the layers with weights that no target multiplies with inputs rounded at run time."""
+        layers = [node for node in self._graph.nodes if node.op.trait.kind == COMPUTE_TRAIT]
+        weights = {node: node.inputs[weight_position_of(node)] for node in layers}
+        return {
+            node: f"its weight is {weight.type.dtype}"
+            for node, weight in weights.items()
+            if isinstance(weight, Value) and weight.type.dtype != torch.float32
+        }
 
     def _find_layers_without_gain(self, skipped: Mapping[Node, str]) -> dict[Node, str]:
         """Return the layers that INT8 makes no faster, unless the settings force them to be quantized."""

@@ -130,8 +130,10 @@ class QuantizationSettings(CheckedSettings):
                 "dynamic_activations quantizes inputs at run time, but prefer_weights_only_quantization=False in fixed "
                 "ranges. Choose one."
             )
-        if self.dynamic_activations and INT8_BITS not in _as_list(self.weights_num_bits):
-            return f"dynamic_activations needs 8-bit weights, but weights_num_bits is {self.weights_num_bits}."
+        if self.dynamic_activations:
+            for name in ("weights_num_bits", "activations_num_bits"):
+                if INT8_BITS not in _as_list(getattr(self, name)):
+                    return f"dynamic_activations needs {name}=8, but it is {getattr(self, name)}."
         return ""
 
     def with_threshold(self, threshold: float) -> QuantizationSettings:

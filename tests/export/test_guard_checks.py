@@ -2,9 +2,11 @@
 
 import inspect
 
+import onnx
 import pytest
 import sympy
 import torch
+from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._sympy.functions import CeilDiv, Min, ModularIndexing
 
@@ -74,7 +76,7 @@ def branch_on_number(x, n):
             [(torch.rand(8), torch.rand(9)), (torch.rand(7), torch.rand(2))],
             (torch.rand(3), torch.rand(3)),
         ),
-        (branch_on_number, [(torch.rand(3), 5), (torch.rand(3), 9)], (torch.rand(3), torch.tensor(4))),
+        (branch_on_number, [(torch.rand(3), 5), (torch.rand(4), 9)], (torch.rand(3), torch.tensor(4))),
         (lambda x: x.chunk(4)[3], [(torch.rand(8, 3),), (torch.rand(12, 3),)], (torch.rand(9, 3),)),
         (
             lambda x: x[:, : x.shape[0]] if x.shape[0] > 2 else x,
@@ -99,18 +101,78 @@ def test_clika_export_relations_checked_by_file(function, inputs, rejected, tmp_
     assert "does not check" not in "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
 
 
-def test_clika_export_guard_on_number_alone_checked(tmp_path):
-    """Without an input that has dims, a result of the graph carries the check."""
+def count_up(n):
+    return torch.arange(n) * 2 if n > 4 else torch.arange(n)
 
-    def count(n):
-        return torch.arange(n) * 2 if n > 4 else torch.arange(n)
 
-    module = clika_compile(count, tracing_inputs=[(5,), (9,)])
-    artifact = module.clika_export(tmp_path / "m.onnx")
+def look_up(ids):
+    return functional.one_hot(ids, 5).float() * (2 if ids.shape[0] > 4 else 3)
+
+
+def branch_next_to_static(weight, x):
+    return (x.sum() + weight.reshape(12)) * (2 if x.shape[0] > 4 else 3)
+
+
+def extend_cache(cache, x):
+    return torch.cat([cache, x], 1) * (2 if x.shape[1] > 4 else 3)
+
+
+def convolve_even(x):
+    return functional.conv2d(x, torch.ones(2, 3, 3, 3)) * (2 if x.shape[2] % 2 == 0 else 3)
+
+
+@pytest.mark.parametrize("settings", TARGETS)
+@pytest.mark.parametrize(
+    ("function", "inputs", "rejected"),
+    [
+        (count_up, [(5,), (9,)], (3,)),
+        (look_up, [(torch.arange(5),), (torch.ones(8, dtype=torch.int64),)], (torch.arange(3),)),
+        (
+            branch_next_to_static,
+            [(torch.rand(3, 4), torch.rand(n, 4)) for n in (6, 8)],
+            (torch.rand(3, 4), torch.rand(3, 4)),
+        ),
+        (
+            extend_cache,
+            [(torch.rand(2, n), torch.rand(2, n + 3)) for n in (3, 5)],
+            (torch.zeros(2, 0), torch.rand(2, 3)),
+        ),
+        (convolve_even, [(torch.rand(1, 3, 8, 8),), (torch.rand(2, 3, 10, 12),)], (torch.rand(1, 3, 9, 8),)),
+    ],
+    ids=["number alone", "vector", "static neighbor", "empty cache", "image"],
+)
+def test_clika_export_check_kept_by_runtime(function, inputs, rejected, settings, tmp_path):
+    """No runtime removes a check: of a vector, of a result, next to a static input, with an empty one, of an image."""
+    module = clika_compile(function, tracing_inputs=inputs)
+    artifact = module.clika_export(tmp_path / "m.onnx", deployment_settings=settings())
     run = module.clika_state.registry.targets[artifact.target].load(artifact)
-    assert run([torch.tensor(6)])[0].tolist() == [0, 2, 4, 6, 8, 10]
-    with pytest.raises(TargetError, match="n > 4"):
-        run([torch.tensor(3)])
+    for call in inputs:
+        torch.testing.assert_close(run([torch.as_tensor(x) for x in call])[0], function(*call))
+    with pytest.raises(TargetError):
+        run([torch.as_tensor(x) for x in rejected])
+
+
+def test_clika_export_check_keeps_static_dims(tmp_path):
+    """The file states the static dims of an input after the check."""
+    module = clika_compile(convolve_even, tracing_inputs=[torch.rand(1, 3, 8, 8), torch.rand(2, 3, 10, 12)])
+    model = onnx.load(module.clika_export(tmp_path / "m.onnx").path)
+    del model.graph.value_info[:]
+    (convolution,) = [node for node in model.graph.node if node.op_type == "Conv"]
+    shapes = {
+        value.name: value.type.tensor_type.shape for value in onnx.shape_inference.infer_shapes(model).graph.value_info
+    }
+    assert shapes[convolution.input[0]].dim[1].dim_value == 3
+
+
+def test_clika_export_number_without_dynamic_dims_rejected(tmp_path):
+    """A branch on a number that the file cannot check is not written, unless this is allowed."""
+    module = clika_compile(branch_on_number, tracing_inputs=[(torch.rand(3), 5), (torch.rand(3), 9)])
+    (tmp_path / "m.onnx").write_bytes(b"earlier")
+    with pytest.raises(ModelError, match=r"the file cannot check n > 4 .* as no tensor has a dynamic dim"):
+        module.clika_export(tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == b"earlier"
+    with export_configuration(allow_unchecked_guards=True):
+        assert module.clika_export(tmp_path / "m.onnx").path.stat().st_size > 100
 
 
 def test_clika_export_fixed_size_that_violates_guard_rejected(tmp_path):

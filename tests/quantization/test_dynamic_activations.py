@@ -13,6 +13,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.compiled import latency
 from clika_ref.core.errors import ModelError, TargetError
 
 DYNAMIC = QuantizationSettings(dynamic_activations=True)
@@ -58,7 +59,7 @@ def scorer():
 
 
 def test_dynamic_activations_need_no_data_and_equal_file(scorer, tmp_path):
-    """The tracing inputs choose the layers; module and file are equal in every bit at other sizes."""
+    """The tracing inputs choose the layers; module and file agree at other sizes."""
     module = compile_scorer(scorer)
     bits = {layer.scope: layer.bits for layer in module.clika_summary().layers}
     assert bits == {"table": (8, 32), "convolution": (32, 32), "hidden": (8, 8), "head": (8, 8)}
@@ -70,7 +71,7 @@ def test_dynamic_activations_need_no_data_and_equal_file(scorer, tmp_path):
         ids = draw_ids(*shape)
         (found,) = run([ids])
         expected = scorer(ids)
-        torch.testing.assert_close(found, module(ids), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found, module(ids), atol=1e-5, rtol=0)  # the convolution is float
         assert (found - expected).square().sum() < 1e-3 * expected.square().sum()
     stored = sum(p.numel() for p in scorer.parameters()) * 4
     assert artifact.path.stat().st_size < 0.5 * stored
@@ -114,11 +115,42 @@ def test_dynamic_activations_follow_settings_of_layers(scorer):
     assert row.bits == (32, 32)
 
 
-def test_dynamic_activations_timed_for_latency(scorer):
-    """Layers that are slower with rounded inputs stay in float if latency is asked for."""
+def test_dynamic_activations_timed_for_latency(scorer, monkeypatch):
+    """Layers that are slower with rounded inputs stay in float if latency is asked for; each form is timed."""
+    timed = []
+
+    def is_single_layer(operators):
+        return operators[0] == "dynamic_linear"
+
+    def measure(target, small, given, plain, given_plain):
+        timed.append([node.op_type for node in small.nodes])
+        return 1.3 if is_single_layer(timed[-1]) else 0.9
+
+    monkeypatch.setattr(latency, "_measure_ratio_of_graphs", measure)
     module = compile_scorer(scorer, optimize_for="latency")
+    assert sum(map(is_single_layer, timed)) == 2
     reasons = [layer.reason for layer in module.clika_summary().layers if layer.operator == "linear"]
-    assert all(not reason or "the time of" in reason for reason in reasons)
+    assert all("1.30x the time of float" in reason for reason in reasons)
+
+
+def test_dynamic_activations_explained(scorer):
+    """The report plans both linear layers in INT8, finds them so, and counts their MACs."""
+    rows = [fact for fact in compile_scorer(scorer).clika_explain().nodes if fact.operator == "dynamic_linear"]
+    assert [(row.planned, row.runs) for row in rows] == [("int8", "int8")] * 2
+    assert all(row.macs for row in rows)
+
+
+def test_dynamic_activations_of_half_floats_stay_in_float():
+    """ONNX Runtime rounds float32 inputs only: other layers stay in float, and the file is written."""
+    inputs = [torch.randn(n, 64).half() for n in (2, 3)]
+    module = clika_compile(
+        nn.Linear(64, 8).half(),
+        tracing_inputs=iter(inputs),
+        quantization_settings=DYNAMIC,
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    (row,) = module.clika_summary().layers
+    assert row.reason == "its weight is torch.float16"
 
 
 def test_dynamic_module_saved_and_trained(scorer, tmp_path):
@@ -153,7 +185,8 @@ def test_dynamic_activations_rejected_for_other_targets(scorer, deployment):
     ("options", "message"),
     [
         ({"prefer_weights_only_quantization": False}, "in fixed ranges. Choose one"),
-        ({"weights_num_bits": 4}, "needs 8-bit weights"),
+        ({"weights_num_bits": 4}, "needs weights_num_bits=8, but it is 4"),
+        ({"activations_num_bits": 16}, "needs activations_num_bits=8, but it is 16"),
     ],
 )
 def test_dynamic_activations_contradictions_rejected(options, message):

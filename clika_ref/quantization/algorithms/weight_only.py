@@ -23,7 +23,6 @@ from clika_ref.quantization.layer_settings import NodeSettings
 from clika_ref.quantization.qdq.insertion import Plan, weight_as_table
 from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_of, weight_position_of
 from clika_ref.quantization.qdq.packed_weights import (
-    INT8_BITS,
     PackedWeight,
     StoredOrder,
     choose_stored_order,
@@ -33,7 +32,7 @@ from clika_ref.quantization.qdq.packed_weights import (
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import compute_weight_scales
 from clika_ref.settings.compile_options import ClikaCompileOptions
-from clika_ref.settings.quantization import QuantizationSettings
+from clika_ref.settings.quantization import INT8_BITS, QuantizationSettings
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of weights that can be quantized; dequantized weights keep the dtype."""

@@ -247,7 +247,10 @@ class _TrainingGraphBuilder:
             packed = self.plan.packed_weights.get(matrix.name) if isinstance(matrix, Value) else None
             if packed is not None and matrix.is_constant:
                 limits = {"has_rows": True, "low": packed.quantized_type.low, "high": packed.quantized_type.high}
-                scales, steps = self._constant(packed.scales), self._constant(packed.offsets)
+                planned, steps = self._constant(packed.scales), self._constant(packed.offsets)
+                assert planned is not None
+                logarithms = self._log_scale_parameter(WEIGHT_LOG_SCALE_PREFIX + matrix.name)
+                scales = build(apply_log_scales, logarithms, planned, types=(planned.type,))
                 rounded = build(fake_quantize_rows, matrix, scales, steps, types=(matrix.type,), **limits)
                 self.graph.set_input(node, position, rounded)
 

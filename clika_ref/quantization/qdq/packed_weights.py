@@ -18,9 +18,10 @@ from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of, weight_position_of
+from clika_ref.settings.quantization import INT8_BITS
 
-INT4_BITS, INT8_BITS = 4, 8
-"""Bit widths: two INT4 weights are stored in a byte, one INT8 weight."""
+INT4_BITS = 4
+"""Bit width of weights of which two are stored in a byte."""
 
 
 @dataclass(frozen=True)

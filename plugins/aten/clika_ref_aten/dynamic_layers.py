@@ -26,7 +26,7 @@ EXACT_MACS = 2**24 // (2**8 * 2**7)
 """Number of products of 8-bit integers whose sum float32 represents exactly."""
 
 
-@operator(error=COMPOSE)
+@operator(error=COMPOSE, quant=QuantizationTrait("float-layer", matrices=1))
 def dynamic_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight`` with ``x`` rounded to 8 bits, and ``weight`` ``int8[in, out]`` with a scale for each column.
 

@@ -153,6 +153,7 @@ class OpenVinoRunner:
         except RuntimeError as error:
             raise TargetError(f"OpenVINO {ov.__version__} cannot load {artifact.path}: {error}") from error
         self.artifact, self.request, self._ov = artifact, self.model.create_infer_request(), ov
+        self._has_one_thread = options["INFERENCE_NUM_THREADS"] == 1
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the model on one tensor per input, in order.
@@ -168,7 +169,7 @@ class OpenVinoRunner:
         return [self._from_openvino(name, results[name]) for name in self.artifact.output_names]
 
     def _run(self, feed: Mapping[str, Any]) -> Any:
-        if torch.get_num_threads() > 1:
+        if not self._has_one_thread:
             return self.request.infer(feed)
         # With one thread, `infer` of OpenVINO 2026.4 raises no errors, and returns the previous result.
         self.request.start_async(feed)

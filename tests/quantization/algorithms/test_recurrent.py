@@ -110,7 +110,7 @@ def test_lstm_skipped_by_the_user_stays_in_float():
     skip = {"recurrent": LayerQuantizationSettings(skip_quantization=True)}
     module = compile_tagger(Tagger(hidden_size=96), layer_quantization_settings=skip)
     (row,) = [layer for layer in module.clika_summary().layers if layer.operator == "lstm"]
-    assert row.reason
+    assert "skip_quantization" in row.reason
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -127,6 +127,21 @@ def test_recurrent_weight_only_for_openvino(kind, tmp_path):
     (found,) = module.clika_state.registry.targets["openvino"].load(artifact)([x])
     torch.testing.assert_close(found, module(x), atol=1e-5, rtol=1e-4)
     assert (found - model(x)).square().sum() < 1e-3 * model(x).square().sum()
+
+
+def test_quantized_lstm_explained():
+    """A network whose only layer is an LSTM has layers to quantize, and its report plans and finds INT8."""
+    model = nn.LSTM(16, 96, batch_first=True).eval()
+    data = [torch.randn(4, 9, 16) for _ in range(3)]
+    module = clika_compile(
+        model,
+        tracing_inputs=[data[0], torch.randn(2, 12, 16)],
+        calibration_inputs=data,
+        quantization_settings=QuantizationSettings(),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    (row,) = [fact for fact in module.clika_explain().nodes if fact.operator == "dynamic_lstm"]
+    assert (row.planned, row.runs) == ("int8", "int8")
 
 
 def test_quantized_lstm_saved_and_copied(tmp_path):
@@ -155,6 +170,7 @@ def test_quantized_lstm_trained(tmp_path):
         optimizer.step()
     module.eval()
     assert losses[-1] < losses[0]
+    assert [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
     matrix = dict(module.named_parameters())["recurrent.weight_hh_l0"]
     assert matrix.grad.abs().sum() > 0
     artifact = module.clika_export(tmp_path / "tagger.onnx")
