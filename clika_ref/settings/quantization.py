@@ -84,12 +84,6 @@ class QuantizationSettings(CheckedSettings):
     weights_only_quantization_block_size: int | list[int] = field(default_factory=lambda: [0, 32, 64, 128, 256])
     """Weights that share a scale in weight-only quantization, 0 for a channel; from a list, each layer takes one."""
 
-    dynamic_activations: bool = False
-    """Round the inputs of linear layers to 8 bits at run time, in the range of each call, with 8-bit weights.
-
-    This needs no calibration data: the tracing inputs choose the layers.
-    """
-
     weights_utilize_full_int_range: bool | None = None
     """Use all 8 bits of weights; False uses 7, for CPUs with an accumulator that saturates; None asks the CPU."""
 
@@ -100,6 +94,12 @@ class QuantizationSettings(CheckedSettings):
     """Keep the last layer with weights in float, and all nodes after it; None if they are too sensitive.
 
     False quantizes these layers regardless of their sensitivity, if the threshold is not 0.
+    """
+
+    dynamic_activations: bool = False
+    """Round the inputs of linear layers to 8 bits at run time, in the range of each call, with 8-bit weights.
+
+    This needs no calibration data: the tracing inputs choose the layers.
     """
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {

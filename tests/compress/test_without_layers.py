@@ -30,7 +30,7 @@ def test_clika_compile_without_layers_warns_before_data_is_read(only_weights, ca
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
     shown = " ".join(data.shown_before.split())
-    layers = "linear, matmul" if only_weights else "conv1d, conv2d, conv3d, linear, matmul"
+    layers = "linear, lstm, matmul" if only_weights else "conv1d, conv2d, conv3d, linear, lstm, matmul"
     assert f"has no layer that onnxruntime quantizes, and stays in float. It quantizes {layers}." in shown
     assert not module.clika_summary().layers
 

@@ -29,6 +29,7 @@ def test_quantization_settings_names_and_defaults():
         "weights_utilize_full_int_range": None,
         "automatic_skip_quantization": True,
         "skip_tail_quantization": None,
+        "dynamic_activations": False,
     }
     assert vars(LayerQuantizationSettings()) == {
         "skip_quantization": False,

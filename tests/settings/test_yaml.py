@@ -135,6 +135,7 @@ def test_settings_save_and_load_round_trip(settings, tmp_path):
 
 OTHERWISE = [
     QuantizationSettings((4, 8), 16, 0.25, False, 32, True, False, True),
+    QuantizationSettings(dynamic_activations=True),
     LayerQuantizationSettings(skip_quantization=True),
     LayerQuantizationSettings(skip_quantization_until=("a", "b.*")),
     LayerQuantizationSettings(skip_quantization_downstream=True),
