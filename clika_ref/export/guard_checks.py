@@ -46,7 +46,8 @@ def _lower_check(op: Any, x: Any, *, holds: Any, guard: str) -> Any:  # noqa: AR
     is_vector = len(shape) == 1
     same = [1, -1] if is_vector else [0] * len(shape)  # 0: the size of x
     impossible = [IMPOSSIBLE_SIZE, *(1 for _ in same[1:])]
-    checked = op.Reshape(x, op.Where(op.sizes.emit_vector(sympy.sympify(holds)), op.ints(same), op.ints(impossible)))
+    relation = holds if isinstance(holds, sympy.Basic) else sympy.true if holds else sympy.false
+    checked = op.Reshape(x, op.Where(op.sizes.emit_vector(relation), op.ints(same), op.ints(impossible)))
     own = [-1] if is_vector else [size if isinstance(size, int) else 0 for size in shape]
     return op.Reshape(checked, op.ints(own)) if any(own) else checked
 

@@ -158,7 +158,7 @@ def test_language_model_example_writes_code_with_four_bits(example, tmp_path, ca
     generating.SIZE = generating.ModelSize(vocabulary=512, width=64, layers=2, steps=60)
     generating.main(tmp_path / "build" / "decoder.onnx")
     out = capsys.readouterr().out
-    rows = re.findall(r"^(float|4 bits) +([\d.]+) +([\d,]+) KB", out, re.MULTILINE)
+    rows = re.findall(r"^ *(float|4 bits) +([\d.]+) +([\d,]+) KB", out, re.MULTILINE)
     bits = {name: float(found) for name, found, _ in rows}
     sizes = {name: int(size.replace(",", "")) for name, _, size in rows}
     assert bits["float"] < 8, "untrained, each byte takes about 6 bits, and more where it is certain of another one"

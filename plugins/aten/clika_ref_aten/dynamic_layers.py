@@ -33,7 +33,7 @@ def dynamic_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | Non
     Source: ONNX's operators ``DynamicQuantizeLinear`` and ``MatMulInteger``.
     """
     result = _multiply_rounded(x, weight.T, scales)
-    return result if bias is None else result + bias
+    return result if bias is None else (result + bias).to(x.dtype)
 
 
 @dynamic_linear.types
@@ -100,7 +100,7 @@ def dynamic_lstm(
 def _run_direction(x, h, c, params):
     """Return all states, and the last two, of one direction over ``x[t, b, i]``."""
     weight, scales, hidden_weight, hidden_scales, *biases = params
-    gates = _multiply_rounded(x, weight, scales) + sum(biases)
+    gates = (_multiply_rounded(x, weight, scales) + sum(biases)).to(x.dtype)
     states = []
     for row in gates:
         enter, forget, cell, output = (row + _multiply_rounded(h, hidden_weight, hidden_scales)).chunk(GATES, -1)
@@ -120,7 +120,7 @@ def _multiply_rounded(x, weight, scales):
     zero_point = (-low / scale).round().clamp(0, 255)
     steps = ((x / scale).round() + zero_point).clamp(0, 255) - zero_point
     exact = x.dtype if weight.shape[1] <= EXACT_MACS else torch.float64
-    return torch.nn.functional.linear(steps.to(exact), weight.to(exact)).to(x.dtype) * (scale * scales)
+    return torch.nn.functional.linear(steps.to(exact), weight.to(exact)).to(x.dtype) * (scale * scales.to(x.dtype))
 
 
 @dynamic_lstm.types

@@ -61,4 +61,5 @@ class SplitRecurrentLayers(RulePass):
     phase = Phase.FUSE
     after = ("merge-common-subexpressions",)
     error = COMPOSE
+    may_grow = True
     removes = "LSTM of several layers"
