@@ -60,25 +60,16 @@ def insert_guard_checks(graph: Graph, guards: Sequence[Guard]) -> list[Guard]:
         guards: the guards to check.
 
     Returns:
-        The guards that nothing checks: those on sizes that depend on values.
-
-    Raises:
-        ModelError: a guard is on numbers, and no value has a dynamic dim, which a check needs.
+        The guards that nothing checks: those on sizes that depend on values, and on numbers if no dim is dynamic.
     """
     inputs = {value.name for value in graph.inputs}
     known = {symbol.expr for symbol in graph.symbols.values() if symbol.source.name in inputs}
     unchecked: list[Guard] = []
     for guard in guards:
-        if not guard.relation.free_symbols <= known:
+        source, before = _choose_checked_value(graph, guard)
+        if source is None or not guard.relation.free_symbols <= known:
             unchecked.append(guard)
             continue
-        source, before = _choose_checked_value(graph, guard)
-        if source is None:
-            raise ModelError(
-                f"cannot export {graph.name}: the file cannot check {guard}, as no tensor has a dynamic dim. Compile "
-                "once for each branch, or check the numbers before each call and export with "
-                "export_configuration(allow_unchecked_guards=True)."
-            )
         attributes = {"holds": guard.relation, "guard": str(guard)}
         node = Node(check_sizes, [source], attributes, Origin(lines=(guard.line,)))
         graph.insert(node, [source.type], before, [str(guard)])
