@@ -30,6 +30,7 @@ from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.layer_settings import resolve_node_settings
 from clika_ref.quantization.pipeline import QuantizationPipeline
+from clika_ref.quantization.qdq.recurrent_layers import list_dynamic_layers
 from clika_ref.quantization.report import log_quantization
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
@@ -295,7 +296,7 @@ def _quantized_operators(request: QuantizationRequest) -> Collection[str]:
     scheme = request.scheme
     weight_only = scheme.weights_only if request.settings.prefer_weights_only_quantization else None
     if weight_only is None:
-        return scheme.layers | {name for name, least in scheme.dynamic.items() if least is not None}
+        return scheme.layers | list_dynamic_layers(scheme).keys()
     return weight_only.layers | scheme.dynamic.keys()
 
 

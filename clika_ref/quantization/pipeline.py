@@ -52,6 +52,7 @@ from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import weight_position_of
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, Placement, choose_placement
 from clika_ref.quantization.qdq.planning import Planner
+from clika_ref.quantization.qdq.recurrent_layers import list_dynamic_layers
 from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
 from clika_ref.settings.quantization import QuantizationSettings
 
@@ -153,7 +154,7 @@ class QuantizationPipeline:
         only = self.scheme.weights_only if self.settings.prefer_weights_only_quantization else None
         if only is None or not self.settings.dynamic_activations:
             return only
-        layers = frozenset(name for name, least in self.scheme.dynamic.items() if least is not None)
+        layers = frozenset(list_dynamic_layers(self.scheme))
         return replace(only, layers=layers, bits=frozenset({self.scheme.weights.bits}))
 
     def _keep_in_float(self, reason: str) -> Quantization:
@@ -207,8 +208,7 @@ class QuantizationPipeline:
         remaining = {name: share for name, share in remaining.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
         tables = quantize_tables(self.calibration, plan, settings, self._skip_reasons, self._find_rounding_options)
-        computed = {name: least for name, least in self.scheme.dynamic.items() if least is not None}
-        recurrent = self._decide_recurrent(settings, computed)
+        recurrent = self._decide_recurrent(settings, list_dynamic_layers(self.scheme))
         placement = replace(placement, floats=recurrent.replace_floats(placement.floats))
         plan = replace(
             plan,

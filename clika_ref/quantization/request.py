@@ -10,6 +10,7 @@ from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import Target
 from clika_ref.quantization.algorithms.weight_only import as_list
 from clika_ref.quantization.calibration.observer_search import OBSERVER_CANDIDATES
+from clika_ref.quantization.qdq.recurrent_layers import list_dynamic_layers
 from clika_ref.settings.compile_options import ClikaCompileOptions
 from clika_ref.settings.quantization import INT8_BITS, LayerQuantizationSettings, QuantizationSettings
 
@@ -36,7 +37,7 @@ class QuantizationRequest:
         """
         for settings in (self.given, *self.layers.values()):
             settings.check()
-        if self.given.dynamic_activations and not any(least is not None for least in self.scheme.dynamic.values()):
+        if self.given.dynamic_activations and not list_dynamic_layers(self.scheme):
             raise TargetError(
                 f"the target {self.target.name} does not compute layers with inputs that it quantizes at run time. Use "
                 "static ranges, dynamic_activations=False, or weight-only quantization."

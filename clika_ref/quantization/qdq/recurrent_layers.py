@@ -11,12 +11,18 @@ from torch import Tensor
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.layer_weights import data_of
 from clika_ref.quantization.qdq.packed_weights import PackedWeight
 
 DYNAMIC_PREFIX = "dynamic_"
 """The form of ``lstm`` that rounds inputs at run time is the operator ``dynamic_lstm``."""
+
+
+def list_dynamic_layers(scheme: QuantizationScheme) -> dict[str, int]:
+    """Return the operators that a target computes with inputs rounded at run time: see `QuantizationScheme.dynamic`."""
+    return {name: least for name, least in scheme.dynamic.items() if least is not None}
 
 
 def quantize_recurrent_layer(

@@ -10,7 +10,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import QuantizationTrait
 from clika_ref.core.types import TensorType
-from clika_ref_aten.recurrent import LSTM_GATES, merge_directions, split_layers
+from clika_ref_aten.recurrent import LSTM_GATES, concat_rows, lower_network, make_type_rule, reorder_gates
 from clika_ref_aten.reduction import is_nonempty
 
 MICROSOFT_DOMAIN = "com.microsoft"
@@ -18,9 +18,11 @@ MICROSOFT_DOMAIN = "com.microsoft"
 
 GATES = len(LSTM_GATES)
 
+MATRIX_POSITIONS = (0, 2)
+"""Positions of the two matrices among the parameters of a direction; each is followed by its scales."""
+
 SMALL = {"low": -1, "high": 1, "domain": (-1, 1), "nan": False}
 """Elements of samples: an infinite one leaves no range to round in."""
-
 
 EXACT_MACS = 2**24 // (2**8 * 2**7)
 """Number of products of 8-bit integers whose sum float32 represents exactly."""
@@ -123,57 +125,35 @@ def _multiply_rounded(x, weight, scales):
     return torch.nn.functional.linear(steps.to(exact), weight.to(exact)).to(x.dtype) * (scale * scales.to(x.dtype))
 
 
-@dynamic_lstm.types
-def _(x, h, c, *params, batch_first, bidirectional, **options):
-    *sequence, _ = x.shape
-    return TensorType(x.dtype, (*sequence, h.shape[-1] * (2 if bidirectional else 1))), h, c
+dynamic_lstm.types(make_type_rule(2))
 
 
 @dynamic_lstm.onnx
-def _(op, x, h, c, *params, has_biases, num_layers, bidirectional, batch_first):
-    per_direction, directions = 6 if has_biases else 4, 2 if bidirectional else 1
+def _(op, x, h, c, *params, has_biases, **options):
     hidden = op.shape(h)[-1]
-    if batch_first:
-        x = op.Transpose(x, perm=[1, 0, 2])
-    states = [split_layers(op, state, num_layers, directions) for state in (h, c)]
-    finals = []
-    for layer, layer_states in enumerate(zip(*states, strict=True)):
-        start = layer * directions * per_direction
-        own = [params[start + i * per_direction : start + (i + 1) * per_direction] for i in range(directions)]
-        x, *last = _lower_layer(op, x, own, layer_states, hidden)
-        finals.append(last)
-    if batch_first:
-        x = op.Transpose(x, perm=[1, 0, 2])
-    return (x, *(parts[0] if num_layers == 1 else op.Concat(*parts, axis=0) for parts in zip(*finals, strict=True)))
+
+    def lower_layer(x, own, states, direction):
+        weight, scales, hidden_weight, hidden_scales, *biases = _stack_columns(op, own)
+        bias = op.Concat(*biases, axis=1) if biases else None
+        count = 0 if is_symbolic(hidden) else GATES * hidden  # the node rejects a symbolic number of states
+        zeros = op.constant([[0] * count] * len(own), torch.int8)
+        quantized = None, scales, zeros, hidden_scales, zeros  # no peepholes
+        inputs = x, weight, hidden_weight, bias, None, *states, *quantized  # None: all sequences are of full length
+        attrs = {"hidden_size": hidden, "direction": direction}
+        return op.node("DynamicQuantizeLSTM", *inputs, outputs=3, domain=MICROSOFT_DOMAIN, **attrs)
+
+    return lower_network(op, x, (h, c), params, lower_layer, **options)
 
 
-def _lower_layer(op, x, directions, states, hidden):
-    """Lower one layer, both directions included; return its output and final states."""
-
-    def stack(values, *, is_matrix):
-        """Return ``[directions, ...]`` with ONNX's order of gates; a matrix is transposed."""
-        parts = []
-        for value in values:
-            split = op.Split(value, axis=0, num_outputs=GATES, outputs=GATES)
-            joined = op.Concat(*(split[i] for i in LSTM_GATES), axis=0)
-            parts.append(op.Unsqueeze(op.Transpose(joined, perm=[1, 0]) if is_matrix else joined, op.ints([0])))
-        return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
-
-    columns = [stack(column, is_matrix=i in {0, 2}) for i, column in enumerate(zip(*directions, strict=True))]
-    weight, scales, hidden_weight, hidden_scales, *biases = columns
-    bias = op.Concat(*biases, axis=1) if biases else None
-    count = 0 if is_symbolic(hidden) else GATES * hidden  # the node rejects a symbolic number of states
-    zeros = op.constant([[0] * count] * len(directions), torch.int8)
-    quantized = None, scales, zeros, hidden_scales, zeros  # no peepholes
-    y, *last = op.node(
-        "DynamicQuantizeLSTM",
-        *(x, weight, hidden_weight, bias, None, *states, *quantized),  # None: all sequences have the full length
-        outputs=3,
-        domain=MICROSOFT_DOMAIN,
-        hidden_size=hidden,
-        direction="bidirectional" if len(directions) == 2 else "forward",
-    )
-    return merge_directions(op, y, len(directions)), *last
+def _stack_columns(op, directions):
+    """Return each parameter as ``[directions, ...]``, with ONNX's order of gates; matrices are transposed."""
+    columns = []
+    for position, column in enumerate(zip(*directions, strict=True)):
+        values = [reorder_gates(op, value, LSTM_GATES) for value in column]
+        if position in MATRIX_POSITIONS:
+            values = [op.Transpose(value, perm=[1, 0]) for value in values]
+        columns.append(concat_rows(op, [op.Unsqueeze(value, op.ints([0])) for value in values]))
+    return columns
 
 
 @dynamic_lstm.samples

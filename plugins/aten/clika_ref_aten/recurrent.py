@@ -51,7 +51,7 @@ def _make_converter(op):
     return convert
 
 
-def _make_type_rule(states):
+def make_type_rule(states):
     """Return the type rule of a network, since types from fake tensors would unroll it over a static length."""
 
     def rule(x, *operands, batch_first, bidirectional, **_):
@@ -67,40 +67,56 @@ def _make_lowering(op_type, gates, **attrs):
     """Return the lowering of a network to one ONNX node per layer, including both directions."""
     states = 2 if op_type == "LSTM" else 1
 
-    def lower(op, x, *operands, has_biases, num_layers, bidirectional, batch_first):
+    def lower(op, x, *operands, has_biases, **options):
         initial, params = operands[:states], operands[states:]
-        per_direction, directions = 4 if has_biases else 2, 2 if bidirectional else 1
-        per_layer = directions * per_direction
         hidden = op.shape(params[1])[-1]
-        if batch_first:
-            x = op.Transpose(x, perm=[1, 0, 2])
-        split_states = [split_layers(op, state, num_layers, directions) for state in initial]
-        finals = []
-        for layer, layer_states in enumerate(zip(*split_states, strict=True)):
-            own = params[layer * per_layer : (layer + 1) * per_layer]
-            stacked = _stack_parameters(
-                op, [own[i : i + per_direction] for i in range(0, per_layer, per_direction)], gates
-            )
-            direction = "bidirectional" if bidirectional else "forward"
-            inputs = (x, *stacked, None, *layer_states)  # None: all sequences have the full length
-            y, *last = op.node(op_type, *inputs, outputs=1 + states, hidden_size=hidden, direction=direction, **attrs)
-            x = merge_directions(op, y, directions)
-            finals.append(last)
-        if batch_first:
-            x = op.Transpose(x, perm=[1, 0, 2])
-        return (x, *(parts[0] if num_layers == 1 else op.Concat(*parts, axis=0) for parts in zip(*finals, strict=True)))
+
+        def lower_layer(x, own, layer_states, direction):
+            inputs = (
+                x,
+                *_stack_parameters(op, own, gates),
+                None,
+                *layer_states,
+            )  # None: all sequences are of full length
+            return op.node(op_type, *inputs, outputs=1 + states, hidden_size=hidden, direction=direction, **attrs)
+
+        return lower_network(op, x, initial, params, lower_layer, **options)
 
     return lower
 
 
-def split_layers(op, state, count, size):
+def lower_network(op, x, initial, params, lower_layer, *, num_layers, bidirectional, batch_first):
+    """Lower the layers of a network, one after the other; return its output and its final states.
+
+    ``lower_layer(x, own, states, direction)`` returns the results of the ONNX node of a layer; ``own`` holds the
+    parameters of each direction.
+    """
+    directions = 2 if bidirectional else 1
+    direction = "bidirectional" if bidirectional else "forward"
+    per_direction = len(params) // (num_layers * directions)
+    if batch_first:
+        x = op.Transpose(x, perm=[1, 0, 2])
+    split_states = [_split_layers(op, state, num_layers, directions) for state in initial]
+    finals = []
+    for layer, layer_states in enumerate(zip(*split_states, strict=True)):
+        first = layer * directions
+        own = [params[i * per_direction : (i + 1) * per_direction] for i in range(first, first + directions)]
+        y, *last = lower_layer(x, own, layer_states, direction)
+        x = _merge_directions(op, y, directions)
+        finals.append(last)
+    if batch_first:
+        x = op.Transpose(x, perm=[1, 0, 2])
+    return (x, *(parts[0] if num_layers == 1 else op.Concat(*parts, axis=0) for parts in zip(*finals, strict=True)))
+
+
+def _split_layers(op, state, count, size):
     """Split ``state[count * size, b, h]`` into ``count`` tensors, one per layer."""
     if count == 1:
         return (state,)
     return op.Split(state, op.ints([size] * count), axis=0, outputs=count)
 
 
-def merge_directions(op, y, directions):
+def _merge_directions(op, y, directions):
     """Convert ONNX's ``y[t, directions, b, h]`` to ``[t, b, directions * h]``."""
     if directions == 1:
         return op.Squeeze(y, op.ints([1]))
@@ -109,21 +125,26 @@ def merge_directions(op, y, directions):
 
 def _stack_parameters(op, directions, gates):
     """Return ONNX's W, R and B, each ``[directions, ...]``, from the parameters of each direction; B may be None."""
-
-    def reorder_gates(value):
-        if gates is not None:
-            parts = op.Split(value, axis=0, num_outputs=len(gates), outputs=len(gates))
-            value = op.Concat(*(parts[i] for i in gates), axis=0)
-        return op.Unsqueeze(value, op.ints([0]))
-
-    def concat(values):
-        return values[0] if len(values) == 1 else op.Concat(*values, axis=0)
-
-    columns = [[reorder_gates(p) for p in column] for column in zip(*directions, strict=True)]
-    weights = [concat(column) for column in columns[:2]]
+    columns = [
+        [op.Unsqueeze(reorder_gates(op, p, gates), op.ints([0])) for p in c] for c in zip(*directions, strict=True)
+    ]
+    weights = [concat_rows(op, column) for column in columns[:2]]
     if len(columns) == 2:  # no biases
         return (*weights, None)
-    return (*weights, concat([op.Concat(w, r, axis=1) for w, r in zip(*columns[2:], strict=True)]))
+    return (*weights, concat_rows(op, [op.Concat(w, r, axis=1) for w, r in zip(*columns[2:], strict=True)]))
+
+
+def reorder_gates(op, value, gates):
+    """Return a parameter, whose rows are those of one gate after the other, with another order of gates."""
+    if gates is None:
+        return value
+    parts = op.Split(value, axis=0, num_outputs=len(gates), outputs=len(gates))
+    return op.Concat(*(parts[i] for i in gates), axis=0)
+
+
+def concat_rows(op, values):
+    """Concatenate values along their first dim; add no node for a single one."""
+    return values[0] if len(values) == 1 else op.Concat(*values, axis=0)
 
 
 def _lower_projected_lstm(op, x, h, c, params, *, num_layers, bidirectional, batch_first):
@@ -136,7 +157,7 @@ def _lower_projected_lstm(op, x, h, c, params, *, num_layers, bidirectional, bat
     types = [TensorType(dtype, shape) for shape in ((batch, width), (batch, hidden), (length, batch, width))]
     if batch_first:
         x = op.Transpose(x, perm=[1, 0, 2])
-    initial = [[op.Squeeze(row, op.ints([0])) for row in split_layers(op, state, count, 1)] for state in (h, c)]
+    initial = [[op.Squeeze(row, op.ints([0])) for row in _split_layers(op, state, count, 1)] for state in (h, c)]
     finals = []
     for layer in range(num_layers):
         found = []
@@ -230,7 +251,7 @@ def lstm(
 
 
 lstm.from_torch(aten.lstm.input)(_make_converter(lstm))
-lstm.types(_make_type_rule(2))
+lstm.types(make_type_rule(2))
 
 
 @lstm.onnx
@@ -255,7 +276,7 @@ def _declare_single_state_network(name: str, doc: str, gates: int, lowering: Cal
         return run(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
     network.from_torch(getattr(aten, name).input)(_make_converter(network))
-    network.types(_make_type_rule(1))
+    network.types(make_type_rule(1))
     network.onnx(lowering)
     network.samples(_make_sampler(gates, 1))
     return network
