@@ -176,9 +176,7 @@ def pack_dynamic_layer(graph: Graph, node: Node, packed: PackedWeight, operators
     stored = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, (columns, rows)))
     scales = build.constant(packed.scales[:, 0].to(weight.type.dtype), f"{weight.name}_scale")
     result = build("dynamic_linear", node.inputs[0], stored, scales, bias_of(node))
-    graph.replace(node.output, result)
-    result.name, node.output.name = node.output.name, result.name
-    graph.erase(node)
+    _replace_node(graph, node, result)
 
 
 def pack_table(
@@ -214,10 +212,15 @@ def pack_table(
         {"bits": INT4_BITS if packed.bits == INT4_BITS else INT8_BITS, "dtype": table.type.dtype},
     )
     result = build("quantized_embedding", quantized, scales, indices, is_fused=is_fused, **kind)
+    _replace_node(graph, node, result)
+    return quantized
+
+
+def _replace_node(graph: Graph, node: Node, result: Value) -> None:
+    """Replace a node by the one with this result, which takes its name."""
     graph.replace(node.output, result)
     result.name, node.output.name = node.output.name, result.name
     graph.erase(node)
-    return quantized
 
 
 def _pack_rows(node: Node, weight: Value, packed: PackedWeight) -> Tensor:
