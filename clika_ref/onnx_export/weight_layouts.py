@@ -87,7 +87,7 @@ def _moves_weights(node: ir.Node, initializers: Mapping[str, ir.Value]) -> bool:
         return False
     inputs = [value for value in node.inputs if value is not None]
     stored = tensor_adapters.TorchTensor | ir.LazyTensor
-    if not all(isinstance(value.const_value, stored) and value.name in initializers for value in inputs):
+    if not inputs or not all(isinstance(value.const_value, stored) and value.name in initializers for value in inputs):
         return False
     moved = inputs if node.op_type == "Concat" else inputs[:1]
     if node.op_type == "Split" and len(inputs) == 1 and not _has_equal_parts(node, inputs[0].const_value):
