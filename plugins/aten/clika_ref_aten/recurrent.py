@@ -72,12 +72,8 @@ def _make_lowering(op_type, gates, **attrs):
         hidden = op.shape(params[1])[-1]
 
         def lower_layer(x, own, layer_states, direction):
-            inputs = (
-                x,
-                *_stack_parameters(op, own, gates),
-                None,
-                *layer_states,
-            )  # None: all sequences are of full length
+            stacked = _stack_parameters(op, own, gates)
+            inputs = (x, *stacked, None, *layer_states)  # None: all sequences are of full length
             return op.node(op_type, *inputs, outputs=1 + states, hidden_size=hidden, direction=direction, **attrs)
 
         return lower_network(op, x, initial, params, lower_layer, **options)
