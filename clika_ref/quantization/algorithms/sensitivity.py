@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.symbols import resolve
 from clika_ref.quantization.algorithms.bias_correction import compute_correction
 from clika_ref.quantization.algorithms.gradient_tape import UNKNOWN_SENSITIVITY, record_gradients
 from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squares, zero_masked_elements
@@ -176,12 +178,13 @@ def estimate_sensitivities(
         for node, tail in placement.elementwise.items()
     }
     values = dict.fromkeys(value for some in (*read.values(), joint) for value in some)
-    pushed = _find_first_layers(graph, values, placement)
+    sizes = read_sizes(graph, inputs)
+    pushed = _find_first_layers(graph, values, placement, sizes)
     places = {value: pushed[value][-1].output if value in pushed else value for value in values}
     rounded_by = {(value, number): value for number in range(1 + len(rivals)) for value in values}
     keys = {key: places[value] for key, value in rounded_by.items()}
     recorder = record_gradients(graph, {**placement.layers, **keys}, inputs, kept=pushed)
-    plans = [_LayerErrors(recorder.tensors, each, operators) for each in (plan, *rivals)]
+    plans = [_LayerErrors(recorder.tensors, each, operators, sizes) for each in (plan, *rivals)]
     errors: dict[Any, Tensor] = {
         node: plans[0].error(node, tail).to(ERROR_DTYPE) for node, tail in placement.layers.items()
     }
@@ -211,7 +214,9 @@ def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Pl
     return [source_of_rounding(end, placement) for end in values]
 
 
-def _find_first_layers(graph: Graph, values: Collection[Value], placement: Placement) -> dict[Value, list[Node]]:
+def _find_first_layers(
+    graph: Graph, values: Collection[Value], placement: Placement, sizes: Mapping[str, int]
+) -> dict[Value, list[Node]]:
     """Return the nodes from each of some values to the output, after fusion, of the only layer that reads it.
 
     Only values before all layers are returned, and only those that depend on no other one of ``values``.
@@ -221,26 +226,40 @@ def _find_first_layers(graph: Graph, values: Collection[Value], placement: Place
         if node in placement.layers or any(v in preceded or v in values for v in node.inputs if isinstance(v, Value)):
             preceded.update(node.outputs)
     tails = {*placement.layers.values()}
-    found = {value: _find_reader_chain(value, tails) for value in values if value not in preceded}
+    found = {value: _find_reader_chain(value, tails, sizes) for value in values if value not in preceded}
     return {value: nodes for value, nodes in found.items() if nodes}
 
 
-def _find_reader_chain(value: Value, tails: Collection[Value]) -> list[Node]:
-    """Return the nodes from a value to the first tail, if each result is read by one node, with constants; or none."""
+def _find_reader_chain(value: Value, tails: Collection[Value], sizes: Mapping[str, int]) -> list[Node]:
+    """Return the nodes from a value to the first tail, if each result is read by one node, with constants; or none.
+
+    Nodes with sizes in their attributes are among them if these are ``sizes``, those of the inputs.
+    """
     nodes: list[Node] = []
     while value not in tails:
         users = [use.user for use in value.uses]
-        if len(users) != 1 or not isinstance(users[0], Node) or not _is_function_of(users[0], value):
+        if len(users) != 1 or not isinstance(users[0], Node) or not _is_function_of(users[0], value, sizes):
             return []
         nodes.append(users[0])
         value = users[0].output
     return nodes
 
 
-def _is_function_of(node: Node, value: Value) -> bool:
-    """Return whether a node computes one tensor from a value and constants."""
-    others = (v for v in node.inputs if isinstance(v, Value) and v is not value)
-    return len(node.outputs) == 1 and not node.bodies and all(other.is_constant for other in others)
+def _is_function_of(node: Node, value: Value, sizes: Mapping[str, int]) -> bool:
+    """Return whether a node computes one tensor from a value, constants and these sizes."""
+    others = [v for v in node.inputs if v is not value]
+    known = {str(s) for item in (*node.attrs.values(), *others) for s in _find_symbols(item)} <= sizes.keys()
+    is_constant = all(other.is_constant for other in others if isinstance(other, Value))
+    return len(node.outputs) == 1 and not node.bodies and known and is_constant
+
+
+def _find_symbols(item: Any) -> Iterator[Any]:
+    """Yield the symbols in an attribute or operand."""
+    if isinstance(item, tuple):
+        for part in item:
+            yield from _find_symbols(part)
+    else:
+        yield from getattr(item, "free_symbols", ())
 
 
 def source_of_rounding(value: Value, placement: Placement) -> Value:
@@ -296,12 +315,14 @@ class _LayerErrors:
     tensors: Mapping[Value, Tensor]
     plan: Plan
     operators: Mapping[str, Operator]
+    sizes: Mapping[str, int]
+    """Those of the inputs."""
 
     @torch.no_grad()
     def error(self, node: Node, tail: Value) -> Tensor:
         """Return the change in a layer's output after fusion, from a rounded weight and bias correction."""
         value = node.output
-        found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
+        found = self._run(node, [self._operand(node, i) for i in range(len(node.inputs))])
         if node.op.trait.bias is not None:
             found += compute_correction(node, self.tensors[node.output], found)
         while value is not tail:
@@ -337,8 +358,12 @@ class _LayerErrors:
 
     def _apply(self, node: Node, value: Value, changed: Tensor) -> Tensor:
         """Return the result of a node with one operand changed, and the others as in the float run."""
-        operands = (changed if v is value else _float_operand(v, self.tensors) for v in node.inputs)
-        return node.op(*operands, **node.attrs)
+        return self._run(node, [changed if v is value else _float_operand(v, self.tensors) for v in node.inputs])
+
+    def _run(self, node: Node, operands: Sequence[Any]) -> Tensor:
+        """Return the result of a node, with symbols in operands and attributes replaced by sizes."""
+        attrs = {name: resolve(attr, self.sizes) for name, attr in node.attrs.items()}
+        return node.op(*(resolve(operand, self.sizes) for operand in operands), **attrs)
 
     def find_mean_dims(self, value: Value) -> list[int]:
         """Return the dims of the mean that bias correction removes from the rounding error; none if it removes none."""

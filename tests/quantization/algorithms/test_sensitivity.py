@@ -12,6 +12,7 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.core.quantization_scheme import QuantizedType
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities, sum_layer_errors, variance_share
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.qdq.fused_pairs import quantize_dequantize
@@ -31,9 +32,9 @@ class Net(nn.Module):
         return self.two(torch.tanh(self.one(torch.relu(self.conv(x)).flatten(1))))
 
 
-def estimate(module, x, scheme=SCHEME):
+def estimate(module, x, scheme=SCHEME, tracing_inputs=None):
     torch.manual_seed(0)
-    graph = clika_compile(module().eval(), tracing_inputs=[x]).graph
+    graph = clika_compile(module().eval(), tracing_inputs=tracing_inputs or [x]).graph
     calibration = Calibration(graph)
     calibration.add([x])
     table = calibration.table
@@ -180,6 +181,27 @@ def test_estimate_sensitivities_first_layer_without_input_gradient(monkeypatch):
     assert found.of[conv] == pytest.approx(layer_error(graph, conv, placement.layers[conv], plan, x), rel=0.3)
     assert all(share > 0 for share in found.parts[conv].values.values())
     assert head in found.of
+
+
+class ReshapedToImages(Reshaped):
+    """Rounded before a reshape with the batch size among its attributes."""
+
+    def forward(self, x):
+        images = x.reshape(x.shape[0], 1, x.shape[1], 1)
+        return self.head(torch.relu(self.conv(images)).flatten(1))
+
+
+def test_estimate_sensitivities_sizes_before_first_layer():
+    """The error of the data passes a reshape to a dynamic batch before the first layer."""
+    x = randn(16, 24)
+    scheme = replace(SCHEME, quantizes_before_moves=True, data_movement=frozenset({"reshape"}))
+    graph, placement, plan = estimate(ReshapedToImages, x, scheme, tracing_inputs=[x, x[:5]])
+    (reshape, *_) = graph.nodes
+    assert any(is_symbolic(attr) for attr in reshape.attrs.values())
+    found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
+    conv, _ = placement.layers
+    assert found.parts[conv].values[graph.inputs[0].name] > 0
+    assert found.of[conv] == pytest.approx(layer_error(graph, conv, placement.layers[conv], plan, x), rel=0.3)
 
 
 class Unread(nn.Module):
