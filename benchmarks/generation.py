@@ -24,6 +24,7 @@ from clika_ref import (
     DeploymentSettings_OpenVINO_ONNX,
     clika_compile,
 )
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.registry import load_registry
 
 TOKENS, PROMPT, VOCABULARY, WIDTH, STATES = 64, 5, 256, 32, 6
@@ -146,7 +147,7 @@ class GeneratedModel:
         return step
 
 
-def _vary(model: torch.nn.Module) -> torch.nn.Module:
+def vary(model: torch.nn.Module) -> torch.nn.Module:
     """Return a model with larger random weights: with small ones, each token is the one before."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -174,10 +175,9 @@ def generate(step: Step) -> list[int]:
     return found
 
 
-def _make_file_step(module: Any, subject: GeneratedModel, runtime: str, folder: Path) -> Step:
+def make_file_step(module: Any, artifact: Artifact, subject: GeneratedModel) -> Step:
     """Return a step of the artifact, which passes each ``present`` value on as that of ``past_key_values``."""
-    artifact = module.clika_export(folder / f"{runtime}.onnx", deployment_settings=RUNTIMES[runtime]())
-    run = load_registry().targets[runtime].load(artifact)
+    run = load_registry().targets[artifact.target].load(artifact)
     types = {value.name: value.type for value in module.clika_state.graph.inputs}
     fixed = _names_without_cache(artifact.input_names)
     constants = [x for value in subject.constants(1).values() for x in value]
@@ -214,15 +214,16 @@ def run(names: Names = None) -> None:
         if names and not any(part in name for part in names):
             continue
         torch.manual_seed(SEED)
-        subject = GeneratedModel(_vary(make().eval()))
+        subject = GeneratedModel(vary(make().eval()))
         expected = generate(subject.make_step(subject.model))
         start = time.perf_counter()
         module = clika_compile(copy.deepcopy(subject.model), tracing_inputs=subject.tracing_inputs())
         seconds = time.perf_counter() - start
         found = {"module": generate(subject.make_step(module)) == expected}
         with tempfile.TemporaryDirectory() as folder:
-            for runtime in RUNTIMES:
-                found[runtime] = generate(_make_file_step(module, subject, runtime, Path(folder))) == expected
+            for runtime, settings in RUNTIMES.items():
+                artifact = module.clika_export(Path(folder) / f"{runtime}.onnx", deployment_settings=settings())
+                found[runtime] = generate(make_file_step(module, artifact, subject)) == expected
         shown = "  ".join(f"{place}: {'equal' if equal else 'DIFFERENT'}" for place, equal in found.items())
         print(f"{name:8} {shown}  ({len(set(expected))} different tokens; compiled in {seconds:.1f} s)", flush=True)
         wrong += [f"{name} in {place}" for place, equal in found.items() if not equal]

@@ -12,6 +12,8 @@ also take the `Registry` of plugins.
 | | `torchlib_operator` | ATen overload -> operator, for `capture(fallback=...)` |
 | run | `interpret` | `Graph`, inputs -> outputs, new state; a hook gets the results of each node |
 | | `compile_with_fx` | `Graph` -> callable of generated code |
+| | `load_runner` | `Target`, `Artifact` -> a function of tensors in the runtime |
+| | `load_stateful_runner` | `Target`, `Artifact` -> the same, with the state that `find_state` lists in the runtime |
 | clean | `clean_graph` | `Graph`, `Registry` -> `PassReport` for each run of a pass; the graph changes in place |
 | prune | `prune_graph` | `Graph`, `PruningRequest`, batches -> `PruningReport`; in place |
 | adapters | `attach_adapters` | `Graph`, `LoraSettings` -> `AdapterReport`; in place |
@@ -69,7 +71,10 @@ from clika_ref.compiled.lowering import lower_for as lower_for
 from clika_ref.compiled.lowering import quantize_for_target as quantize_for_target
 from clika_ref.compiled.lowering import target_for as target_for
 from clika_ref.compiled.quantization_state import QuantizationState as QuantizationState
+from clika_ref.compiled.runners import load_runner as load_runner
 from clika_ref.compiled.state import set_quantization as set_quantization
+from clika_ref.compiled.stateful_runners import find_state as find_state
+from clika_ref.compiled.stateful_runners import load_stateful_runner as load_stateful_runner
 from clika_ref.compress.calibration_pass import prepare_calibration as prepare_calibration
 from clika_ref.compress.graph_quantization import calibrate_graph as calibrate_graph
 from clika_ref.compress.graph_quantization import decide_quantization as decide_quantization

@@ -36,6 +36,22 @@ class Runner(Protocol):
         ...
 
 
+class StatefulRunner(Protocol):
+    """A loaded artifact that keeps some results, its state, for the next call."""
+
+    def start(self, state: Sequence[torch.Tensor], /) -> None:
+        """Replace the state: one CPU tensor for each input that has one, in order."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor], rows: torch.Tensor | None = None, /) -> list[torch.Tensor]:
+        """Run the artifact on the other inputs; return the other outputs.
+
+        Args:
+            inputs: one CPU tensor per input, in order.
+            rows: ``int64[batch]``, the sample of the last call that each sample continues; None for the same one.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
     """An existing file by any author, as the target reads it."""

@@ -57,17 +57,13 @@ def _check_dims(value: Value, tensor: torch.Tensor, sizes: Mapping[str, int]) ->
         size = _evaluate_size(expected, sizes)
         if size == actual:
             continue
-        is_static = isinstance(expected, int)
-        msg = (
-            f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph: dim "
-            f"{dim} must be {expected if is_static else f'{expected} = {size}'}. "
+        must, advice = (
+            (expected, "To make this dim dynamic, compile with tracing inputs that differ in it.")
+            if isinstance(expected, int)
+            else (f"{expected} = {size}", "The model requires these dims to match each other.")
         )
-        msg += (
-            "To make this dim dynamic, compile with tracing inputs that differ in it."
-            if is_static
-            else "The model requires these dims to match each other."
-        )
-        raise ModelError(msg)
+        given = f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph"
+        raise ModelError(f"{given}: dim {dim} must be {must}. {advice}")
 
 
 def _evaluate_size(expected: Any, sizes: Mapping[str, int]) -> int | str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from clika_ref.core.artifacts import Artifact, OpenedFile, Runner, Violation
+    from clika_ref.core.artifacts import Artifact, OpenedFile, Runner, StatefulRunner, Violation
     from clika_ref.core.ir import Graph, Node
     from clika_ref.core.passes import Pass
 
@@ -60,6 +60,13 @@ class Target(ABC):
     @abstractmethod
     def load(self, artifact: Artifact, /) -> Runner:
         """Load an artifact into the runtime."""
+
+    def load_with_state(self, artifact: Artifact, state: Mapping[str, str], /) -> StatefulRunner | None:
+        """Load an artifact into a runtime that keeps results: ``state`` names the output that an input takes next.
+
+        By default None: each call passes them.
+        """
+        return None
 
     def unavailable_reason(self) -> str | None:
         """Return why the runtime is unavailable and what to install. By default None: it is available."""
@@ -135,12 +142,7 @@ def invalid_target_reason(target: object) -> str | None:
     if not isinstance(name, str):
         return f"its name is {name!r}; set the attribute `name` to a string"
     if not isinstance(scheme, QuantizationScheme | None):
-        return (
-            f"its scheme is {scheme!r}; "
-            "set it to a clika_ref.core.quantization_scheme.QuantizationScheme, or to None for float"
-        )
-    if not isinstance(arithmetic, list | tuple) or not all(
-        isinstance(one, Arithmetic) for one in cast("Sequence[Any]", arithmetic)
-    ):
+        return f"its scheme is {scheme!r}; set it to a clika_ref.core.quantization_scheme.QuantizationScheme, or None"
+    if not isinstance(arithmetic, list | tuple) or {*map(type, cast("Sequence[Any]", arithmetic))} - {Arithmetic}:
         return f"its arithmetic is {arithmetic!r}; set it to a sequence of clika_ref.core.arithmetic.Arithmetic"
     return None

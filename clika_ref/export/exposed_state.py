@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from clika_ref.compiled.stateful_runners import NEXT_SUFFIX
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, list_read_constants
 from clika_ref.reporting.log import CompilationLog
-
-NEXT_SUFFIX = ".next"
-"""Suffix of the output with the value of a state after the call."""
 
 MAX_SHOWN_NAMES = 4
 """Maximum number of names in the warning."""

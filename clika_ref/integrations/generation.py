@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 
-from clika_ref.compiled.runners import load_runner
 from clika_ref.compiled.weights import device_of_weights
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError
+from clika_ref.integrations.kept_caches import CACHE_NAME, CachedArtifact
 from clika_ref.module.clika_module import ClikaModule
-from clika_ref.module.running import call_artifact
 
 try:
     from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 except ImportError as error:
     raise ImportError("generation needs transformers. Run: pip install 'clika-ref[generation]'") from error
 
-CACHE_NAME, STATES_NAME = "past_key_values", "encoder_outputs"
+TOKENS_NAMES, STATES_NAME = ("input_ids", "decoder_input_ids"), "encoder_outputs"
 
 ASSISTED_OPTIONS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 """Options of assisted decoding, which takes tokens back from a cache."""
@@ -38,7 +37,8 @@ class GenerationAdapter(GenerationMixin):
         module: compiled with a cache of transformers in its tracing inputs, or with None and one with positions.
         config: the configuration of the original model.
         generation_config: by default that of the configuration.
-        artifact: what `ClikaModule.clika_export` returned; its target's runtime then computes, not the module.
+        artifact: what `ClikaModule.clika_export` returned; its target's runtime then computes and keeps the cache, not
+            the module.
         encoder: for models with an encoder, the module that returns its states, such as ``model.get_encoder()``.
 
     Raises:
@@ -71,12 +71,13 @@ class GenerationAdapter(GenerationMixin):
         self._states_are_tuple = STATES_NAME in specs and specs[STATES_NAME].type is tuple
         self.forward: Any = functools.partial(self._run)
         self.forward.__signature__ = signature.call_signature  # transformers reads the names of the arguments
-        self._compute = None if artifact is None else load_runner(_target_of(module, artifact), artifact)
+        self._artifact = None if artifact is None else CachedArtifact(module, _target_of(module, artifact), artifact)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compute is None:
+        if self._artifact is None:
             return self.module(*args, **kwargs)
-        return call_artifact(self.module, self._compute, args, kwargs)
+        given = self.forward.__signature__.bind(*args, **kwargs).arguments
+        return self._artifact(given, next(given[name].shape[1] for name in TOKENS_NAMES if name in given))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, or the artifact, without the arguments that it was not compiled with."""
@@ -92,6 +93,8 @@ class GenerationAdapter(GenerationMixin):
         tokens, cache = given.get("input_ids"), given.get(CACHE_NAME)
         if tokens is None or self.config.is_encoder_decoder:
             return given
+        kept = self._artifact.find_kept(cache) if self._artifact is not None else None
+        cache = cache if kept is None else kept
         seen = 0 if cache is None else int(cache.get_seq_length())
         batch, length = tokens.shape
         if "attention_mask" in known and given.get("attention_mask") is None:

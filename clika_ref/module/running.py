@@ -56,25 +56,6 @@ def call(module: CompiledModule, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return update_caches((args, kwargs), result) if signature.takes_caches else result
 
 
-def call_artifact(
-    module: CompiledModule,
-    compute: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Call a module whose graph a function computes, such as an artifact of the module in its runtime.
-
-    Raises:
-        ModelError: the arguments do not match the graph.
-    """
-    state = module.clika_state
-    signature = state.signature
-    inputs = signature.graph_inputs(signature.flatten(args, kwargs))
-    _check_inputs(state, inputs)
-    sizes = read_sizes(state.graph, inputs) if signature.needs_sizes else {}
-    return update_caches((args, kwargs), signature.unflatten(compute(inputs), sizes))
-
-
 def call_with_leaves(module: CompiledModule, leaves: Sequence[Any]) -> Any:
     """Call a module with the leaves of its arguments, in the order of its signature: tensors, and constants as traced.
 

@@ -15,6 +15,7 @@ from transformers.integrations.executorch import TorchExportableModuleWithStatic
 
 from clika_ref import ClikaCompileOptions, ClikaModule, ModelError, clika_compile
 from clika_ref.capture.caches import DERIVED, LENGTHS, CacheTree
+from clika_ref.stages import find_state, load_registry, load_stateful_runner
 
 SIZES = {
     "vocab_size": 64,
@@ -209,7 +210,10 @@ def test_exportable_module_of_transformers(tmp_path):
 
     expected = generate(make_step(wrapper), 12)
     assert generate(make_step(module), 12) == expected
-    module.clika_export(path)
+    artifact = module.clika_export(path)
+    runner = load_stateful_runner(load_registry().targets[artifact.target], artifact)
+    runner.start([torch.zeros_like(wrapper.get_buffer(name)) for name in find_state(artifact)])
+    assert generate(make_step(lambda **given: runner([*given.values()])[0]), 12) == expected
     session = open_session(path)
     state = {i.name: np.zeros_like(wrapper.get_buffer(i.name).numpy()) for i in session.get_inputs()[2:]}
     assert [*state] == [f"{part}_{n}" for n in range(2) for part in ("key_cache", "value_cache", "cumulative_length")]

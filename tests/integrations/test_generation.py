@@ -80,19 +80,24 @@ def generate(model, **options):
     return model.generate(ids, attention_mask=mask, max_new_tokens=12, **options)
 
 
+SETTINGS = {"onnxruntime": DeploymentSettings_ONNXRuntime_ONNX, "openvino": DeploymentSettings_OpenVINO_ONNX}
+
+RUNTIMES = ["module", "onnxruntime", pytest.param("openvino", marks=pytest.mark.slow)]
+
+
+def export(module, runtime, folder):
+    """Return the artifact of a module in a runtime; None for the module itself."""
+    if runtime == "module":
+        return None
+    return module.clika_export(folder / "model.onnx", deployment_settings=SETTINGS[runtime]())
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("runtime", ["module", "onnxruntime", pytest.param("openvino", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_generated_tokens_equal_model(mode, runtime, llama, tmp_path):
     """Each search gives the tokens of the model for a batch that is padded on the left."""
     model, module = llama
-    settings = {
-        "onnxruntime": DeploymentSettings_ONNXRuntime_ONNX,
-        "openvino": DeploymentSettings_OpenVINO_ONNX,
-    }
-    artifact = None
-    if runtime != "module":
-        artifact = module.clika_export(tmp_path / "model.onnx", deployment_settings=settings[runtime]())
-    adapter = GenerationAdapter(module, model.config, artifact=artifact)
+    adapter = GenerationAdapter(module, model.config, artifact=export(module, runtime, tmp_path))
     assert torch.equal(generate(adapter, **MODES[mode]), generate(model, **MODES[mode]))
 
 
@@ -130,7 +135,9 @@ def test_each_of_several_eos_tokens_ends_sequence(llama):
     assert found.shape[1] <= 7
 
 
-def test_encoder_decoder_generates_from_encoder():
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("beams", [1, 2])
+def test_encoder_decoder_generates_from_encoder(runtime, beams, tmp_path):
     """A model with an encoder runs it once, and passes its states to each call of the module."""
     torch.manual_seed(0)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
@@ -142,11 +149,32 @@ def test_encoder_decoder_generates_from_encoder():
     first = {"encoder_outputs": (torch.randn(2, STATES, 32),), "decoder_input_ids": make_ids(2, 1)}
     calls = [{**first, "past_key_values": None}, {**later, "past_key_values": cache}]
     module = clika_compile(copy.deepcopy(model), tracing_inputs=calls)
-    adapter, ids = GenerationAdapter(module, model.config, encoder=model.get_encoder()), make_ids(2, STATES)
-    options = {"max_new_tokens": 10, "do_sample": False}
+    artifact, ids = export(module, runtime, tmp_path), make_ids(2, STATES)
+    adapter = GenerationAdapter(module, model.config, encoder=model.get_encoder(), artifact=artifact)
+    options = {"max_new_tokens": 10, "do_sample": False, "num_beams": beams}
     assert torch.equal(adapter.generate(ids, **options), model.generate(ids, **options))
     with pytest.raises(ModelError, match=r"the encoder is missing\. Pass GenerationAdapter\(encoder="):
         GenerationAdapter(module, model.config).generate(ids, **options)
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_artifact_continues_given_cache(runtime, llama, tmp_path):
+    """A runtime starts from the positions of a given cache, and goes on with it or with the one that it returned."""
+    model, module = llama
+    adapter = GenerationAdapter(module, model.config, artifact=export(module, runtime, tmp_path))
+    ids, cache = make_ids(1, 9), DynamicCache(config=model.config)
+    with torch.no_grad():
+        expected = model(ids).logits[:, -1]
+        model(ids[:, :4], past_key_values=cache)
+    adapter(input_ids=ids[:, 4:6], past_key_values=cache)
+    kept = adapter(input_ids=ids[:, 6:8], past_key_values=cache).past_key_values
+    assert kept.get_seq_length() == 8
+    torch.testing.assert_close(
+        adapter(input_ids=ids[:, 8:], past_key_values=kept).logits[:, -1], expected, rtol=0, atol=1e-3
+    )
+    adapter(input_ids=ids[:, :3])
+    with pytest.raises(ModelError, match="past_key_values: a later prompt replaced this cache"):
+        adapter(input_ids=ids[:, 3:4], past_key_values=kept)
 
 
 def test_assisted_decoding_rejected(llama):

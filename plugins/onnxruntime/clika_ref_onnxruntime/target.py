@@ -34,6 +34,8 @@ from clika_ref_onnxruntime.kernels import find_missing_kernel
 from clika_ref_onnxruntime.profiling import PROFILED_CALLS, seconds_of_nodes
 from clika_ref_onnxruntime.scheme import find_measurement, full_scheme, scheme_here
 from clika_ref_onnxruntime.slow_kernels import replace_slow_kernels
+from clika_ref_onnxruntime.stateful import OnnxRuntimeStatefulRunner
+from clika_ref_onnxruntime.tensors import from_onnxruntime, to_onnxruntime
 
 PROVIDERS = ["CPUExecutionProvider"]
 
@@ -99,6 +101,14 @@ class OnnxRuntime(Target):
         """
         self._require_runtime()
         return OnnxRuntimeRunner(artifact, optimization_level=self.optimization_level)
+
+    def load_with_state(self, artifact: Artifact, state: Mapping[str, str]) -> OnnxRuntimeStatefulRunner:
+        """Load an ONNX file in the runtime, which keeps its state.
+
+        Raises:
+            TargetError: the runtime is missing or rejects the file.
+        """
+        return OnnxRuntimeStatefulRunner(self.load(artifact).session, artifact, state)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return the precision of each node, read from the graph that the runtime optimizes: see `explaining`.
@@ -213,26 +223,9 @@ class OnnxRuntimeRunner:
         Raises:
             TargetError: the runtime fails.
         """
-        feed = {n: _to_ort(t) for n, t in zip(self.artifact.input_names, inputs, strict=True)}
+        feed = {n: to_onnxruntime(t) for n, t in zip(self.artifact.input_names, inputs, strict=True)}
         try:
             results = self.session.run_with_ort_values(list(self.artifact.output_names), feed)
         except Exception as error:
             raise TargetError(f"ONNX Runtime failed on {self.artifact.path.name}: {error}") from error
-        return [_from_ort(r) for r in results]
-
-
-def _to_ort(tensor: torch.Tensor) -> Any:
-    """Convert a tensor to ONNX Runtime. NumPy lacks bfloat16, which is passed as bytes with its ONNX type."""
-    from onnxruntime import OrtValue  # noqa: PLC0415 - heavy, and the plugin must load without it
-
-    plain = tensor.detach().cpu().contiguous()
-    if plain.dtype == torch.bfloat16:
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(plain.view(torch.int16).numpy(), 16)
-    return OrtValue.ortvalue_from_numpy(plain.numpy())
-
-
-def _from_ort(value: Any) -> torch.Tensor:
-    """Convert a result to a tensor. bfloat16 goes through DLPack, because NumPy lacks it."""
-    if value.data_type() == "tensor(bfloat16)":
-        return torch.from_dlpack(value._ortvalue)  # noqa: SLF001 - the public wrapper has no DLPack
-    return torch.from_numpy(value.numpy())
+        return [from_onnxruntime(r) for r in results]

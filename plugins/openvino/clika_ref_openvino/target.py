@@ -23,6 +23,8 @@ from clika_ref_openvino.core import core
 from clika_ref_openvino.explaining import read_precisions, seconds_of_nodes
 from clika_ref_openvino.own_files import open_own_file
 from clika_ref_openvino.scheme import find_measurement, make_symmetric, scheme_here
+from clika_ref_openvino.stateful import OpenVinoStatefulRunner
+from clika_ref_openvino.tensors import from_openvino, run_request, to_openvino
 
 OWN_SUFFIX = ".xml"
 """Suffix of OpenVINO's own files; the weights are next to them in ``.bin``."""
@@ -93,6 +95,14 @@ class OpenVino(Target):
         """
         return OpenVinoRunner(artifact, self._runtime())
 
+    def load_with_state(self, artifact: Artifact, state: Mapping[str, str]) -> OpenVinoStatefulRunner:
+        """Load a file in the runtime, which keeps its state in variables.
+
+        Raises:
+            TargetError: the runtime is missing or rejects the file.
+        """
+        return OpenVinoStatefulRunner(artifact, state, _session_options(), self._runtime())
+
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return the precision of each node, read from the graph that the runtime executes: see `explaining`.
 
@@ -134,6 +144,10 @@ class OpenVino(Target):
         return openvino
 
 
+def _session_options() -> dict[str, Any]:
+    return {**FILE_PRECISION_OPTIONS, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+
+
 def _check_suffix_case(path: Path) -> None:
     if path.suffix.lower() == OWN_SUFFIX:
         raise TargetError(
@@ -147,7 +161,7 @@ class OpenVinoRunner:
 
     def __init__(self, artifact: Artifact, ov: Any, *, counts: bool = False) -> None:
         """Load an artifact; ``counts`` enables the runtime's performance counters."""
-        options = {**FILE_PRECISION_OPTIONS, "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": counts}
+        options = {**_session_options(), "PERF_COUNT": counts}
         try:
             self.model: Any = core().compile_model(str(artifact.path), "CPU", options)
         except RuntimeError as error:
@@ -161,30 +175,9 @@ class OpenVinoRunner:
         Raises:
             TargetError: the runtime fails.
         """
-        feed = {n: self._to_openvino(t) for n, t in zip(self.artifact.input_names, inputs, strict=True)}
+        feed = {n: to_openvino(t, self._ov) for n, t in zip(self.artifact.input_names, inputs, strict=True)}
         try:
-            results = self._run(feed)
+            results = run_request(self.request, feed, has_one_thread=self._has_one_thread)
         except RuntimeError as error:
             raise TargetError(f"OpenVINO failed on {self.artifact.path.name}: {error}") from error
-        return [self._from_openvino(name, results[name]) for name in self.artifact.output_names]
-
-    def _run(self, feed: Mapping[str, Any]) -> Any:
-        if not self._has_one_thread:
-            return self.request.infer(feed)
-        # With one thread, `infer` of OpenVINO 2026.4 raises no errors, and returns the previous result.
-        self.request.start_async(feed)
-        self.request.wait()
-        return self.request.results
-
-    def _to_openvino(self, tensor: torch.Tensor) -> Any:
-        """Convert a tensor to OpenVINO; bfloat16, which NumPy lacks, is passed as bytes with its type."""
-        plain = tensor.detach().cpu().contiguous()
-        if plain.dtype != torch.bfloat16:
-            return plain.numpy()
-        return self._ov.Tensor(plain.view(torch.int16).numpy(), list(plain.shape), self._ov.Type.bf16)
-
-    def _from_openvino(self, name: str, result: Any) -> torch.Tensor:
-        """Return a copy of a result. OpenVINO reports bfloat16 data as float16."""
-        copy = torch.from_numpy(result.copy())
-        is_bfloat16 = self.model.output(name).get_element_type() == self._ov.Type.bf16
-        return copy.view(torch.bfloat16) if is_bfloat16 else copy
+        return [from_openvino(self.model.output(name), results[name], self._ov) for name in self.artifact.output_names]
