@@ -13,6 +13,7 @@ from benchmarks import (
     digits,
     efficientnet,
     export,
+    exporters,
     forward,
     generation,
     imports,
@@ -61,6 +62,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "report": report.run,
     "attention": attention.run,
     "generation": generation.run,
+    "exporters": exporters.run,
     "decoder": decoder.run,
     "breadth": breadth.run,
 }
