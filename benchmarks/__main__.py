@@ -26,6 +26,7 @@ from benchmarks import (
     placements,
     pruning,
     qat,
+    recurrent,
     report,
     scaling,
 )
@@ -59,6 +60,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "efficientnet": efficientnet.run,
     "checkpoints": checkpoints.run,
     "targets": targets.run,
+    "recurrent": recurrent.run,
     "report": report.run,
     "attention": attention.run,
     "generation": generation.run,
