@@ -13,7 +13,8 @@ also take the `Registry` of plugins.
 | run | `interpret` | `Graph`, inputs -> outputs, new state; a hook gets the results of each node |
 | | `compile_with_fx` | `Graph` -> callable of generated code |
 | | `load_runner` | `Target`, `Artifact` -> a function of tensors in the runtime |
-| | `load_stateful_runner` | `Target`, `Artifact` -> the same, with the state that `find_state` lists in the runtime |
+| | `find_state` | `Artifact` -> the output that each input of its state takes in the next call |
+| | `load_stateful_runner` | `Target`, `Artifact` -> the same, with this state in the runtime |
 | clean | `clean_graph` | `Graph`, `Registry` -> `PassReport` for each run of a pass; the graph changes in place |
 | prune | `prune_graph` | `Graph`, `PruningRequest`, batches -> `PruningReport`; in place |
 | adapters | `attach_adapters` | `Graph`, `LoraSettings` -> `AdapterReport`; in place |

@@ -30,6 +30,10 @@ def load_runner(target: Target, artifact: Artifact) -> Runner:
     """Load an artifact; the runner returns its outputs on the device of its inputs, as the module does.
 
     Runtimes themselves take and return CPU tensors.
+
+    Args:
+        target: the target that wrote it.
+        artifact: the artifact to load.
     """
     runner = target.load(artifact)
 

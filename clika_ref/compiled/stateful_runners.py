@@ -31,6 +31,10 @@ def load_stateful_runner(target: Target, artifact: Artifact) -> StatefulRunner:
     """Load an artifact; the runner keeps its state, and takes and returns the other inputs and outputs.
 
     Give the first state to its method ``start``: one CPU tensor for each name in `find_state`, in order.
+
+    Args:
+        target: the target that wrote it.
+        artifact: the artifact to load.
     """
     state = find_state(artifact)
     return target.load_with_state(artifact, state) or PassedState(target.load(artifact), artifact, state)

@@ -104,7 +104,7 @@ def test_load_target_finds_installed_or_module_target(module, text, name):
         ),
         ("some_targets:Untitled", r"its name is 3; set the attribute `name` to a string"),
         ("some_targets:Vague", r"its arithmetic is 'float16'; set it to a sequence of clika_ref.core.arithmetic"),
-        ("some_targets:Schemeless", r"its scheme is 'int8'; set it to a .*QuantizationScheme, or to None for float"),
+        ("some_targets:Schemeless", r"its scheme is 'int8'; set it to a .*QuantizationScheme, or None$"),
         ("some_targets:Missing", r"cannot use the target identity: install it"),
         (
             "some_targets:Raising",

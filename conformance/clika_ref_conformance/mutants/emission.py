@@ -52,13 +52,13 @@ def _(original, self):
     return sorted(original(self), key=lambda value: value.name)
 
 
-@FAULTS.function("add", "a non-contiguous tensor is read as contiguous", target, "_to_ort", "operators")
+@FAULTS.function("add", "a non-contiguous tensor is read as contiguous", target, "to_onnxruntime", "operators")
 def _(original, tensor):
     flat = tensor.as_strided((min(tensor.numel(), tensor.untyped_storage().nbytes() // tensor.itemsize),), (1,), 0)
     return original(flat.reshape(tensor.shape) if flat.numel() == tensor.numel() else tensor)
 
 
-@FAULTS.function("add", "a view into a larger tensor is read from its start", target, "_to_ort", "operators")
+@FAULTS.function("add", "a view into a larger tensor is read from its start", target, "to_onnxruntime", "operators")
 def _(original, tensor):
     return original(tensor.as_strided(tensor.shape, tensor.stride(), 0))
 
