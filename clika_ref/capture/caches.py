@@ -253,10 +253,15 @@ def trace_caches() -> Iterator[None]:
 
 
 def _replace_in_this_thread(plain: Any, form: Callable[..., Any]) -> Any:
-    if isinstance(plain, property):
-        assert plain.fget is not None
-        return property(only_in_this_thread(form, plain.fget))
-    return only_in_this_thread(form, plain)
+    """Return a method or property with another form in this thread and in Dynamo, which cannot trace thread numbers."""
+    known = plain.fget if isinstance(plain, property) else plain
+    assert known is not None
+    own = only_in_this_thread(form, known)
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return form(*args, **kwargs) if torch.compiler.is_dynamo_compiling() else own(*args, **kwargs)
+
+    return property(choose) if isinstance(plain, property) else choose
 
 
 def _measure_mask(layer: Any, query_length: Any) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache, cache_u
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 from clika_ref import ClikaCompileOptions, ClikaModule, ModelError, clika_compile
-from clika_ref.capture.caches import DERIVED, LENGTHS, CacheTree
+from clika_ref.capture.caches import DERIVED, LENGTHS, CacheTree, trace_caches
 from clika_ref.stages import find_state, load_registry, load_stateful_runner
 
 SIZES = {
@@ -311,6 +311,19 @@ def test_first_call_without_cache_that_differs_rejected():
     calls = [{"x": torch.randn(batch, 2, 1, 4), "cache": past} for batch, past in ((2, None), (1, cache))]
     with pytest.raises(ModelError, match=r"other results for tracing input 1, which has no cache, than with an empty"):
         clika_compile(Restarting(), tracing_inputs=calls)
+
+
+def test_cache_inside_model_traced_by_dynamo():
+    """Dynamo, which cannot trace thread numbers, traces the replaced methods of a cache that a model makes."""
+
+    def multiply(x):
+        keys, values = DynamicCache().update(x, x * 2, 0)
+        return keys @ values.transpose(2, 3)
+
+    x = torch.randn(2, 1, 5, 4)
+    with trace_caches():
+        found = torch.compile(multiply, backend="eager", fullgraph=True)(x)
+    assert torch.equal(found, multiply(x))
 
 
 def test_classes_of_transformers_stay_unregistered():
