@@ -16,6 +16,9 @@ from clika_ref.core.types import TensorType
 MAX_GUARD_LENGTH = 300
 """Maximum number of characters of a guard in a message: those of padding and windows have thousands."""
 
+STATIC_ADVICE = "To make this dim dynamic, compile with tracing inputs that differ in it."
+SYMBOL_ADVICE = "The model requires these dims to match each other."
+
 
 def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
     """Check the inputs of a call against the dtypes, dims and guards of a graph.
@@ -57,13 +60,12 @@ def _check_dims(value: Value, tensor: torch.Tensor, sizes: Mapping[str, int]) ->
         size = _evaluate_size(expected, sizes)
         if size == actual:
             continue
-        must, advice = (
-            (expected, "To make this dim dynamic, compile with tracing inputs that differ in it.")
-            if isinstance(expected, int)
-            else (f"{expected} = {size}", "The model requires these dims to match each other.")
+        is_static = isinstance(expected, int)
+        must, advice = (expected, STATIC_ADVICE) if is_static else (f"{expected} = {size}", SYMBOL_ADVICE)
+        raise ModelError(
+            f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph: dim {dim} must "
+            f"be {must}. {advice}"
         )
-        given = f"input {value.name!r}: {TensorType.of(tensor)} does not match {value.type} of the graph"
-        raise ModelError(f"{given}: dim {dim} must be {must}. {advice}")
 
 
 def _evaluate_size(expected: Any, sizes: Mapping[str, int]) -> int | str:
