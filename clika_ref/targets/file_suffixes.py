@@ -1,4 +1,4 @@
-"""Suffixes of files, which must be those that a target declares."""
+"""Suffixes of files: those that a target declares, and those of files next to an artifact."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clika_ref.core.targets import Target
+
+
+def companion_path(file: Path, suffix: str) -> Path:
+    """Return the path of a file that belongs to an artifact, next to it and unique for each."""
+    return file.with_name(f"{file.name}{suffix}")
 
 
 def suffix_error(path: Path, name: str, targets: Mapping[str, Target], choose: str) -> str | None:

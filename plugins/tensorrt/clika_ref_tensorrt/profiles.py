@@ -15,6 +15,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.symbols import Guard, Symbol, evaluate
 from clika_ref.core.types import Dim
 from clika_ref.onnx_export.emission import symbols_in
+from clika_ref.targets.file_suffixes import companion_path
 from clika_ref.targets.size_statistics import SymbolSizes
 
 TRTEXEC_SEPARATORS = frozenset(",:")
@@ -107,11 +108,6 @@ def build_script(line: str, profile: OptimizationProfile) -> str:
     """Return a script that runs a command line in its own folder, with a comment on sizes that the engine omits."""
     note = f"# {' '.join(profile.left_out.split())}\n" if profile.left_out else ""
     return f'#!/bin/sh\n{note}cd "$(dirname "$0")" || exit\n{line}\n'
-
-
-def companion_path(file: Path, suffix: str) -> Path:
-    """Return the path of a file that belongs to an ONNX file, unique for each."""
-    return file.with_name(f"{file.name}{suffix}")
 
 
 def _input_symbols(graph: Graph) -> dict[str, Symbol]:

@@ -22,9 +22,10 @@ from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import Target
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
 from clika_ref.settings.compile_options import BaseDeploymentSettings
+from clika_ref.targets.file_suffixes import companion_path
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, emulate_bfloat16
 from clika_ref_tensorrt.explaining import predict_precisions
-from clika_ref_tensorrt.profiles import build_script, choose_profile, companion_path, trtexec_command
+from clika_ref_tensorrt.profiles import build_script, choose_profile, trtexec_command
 from clika_ref_tensorrt.rules import find_node_fault, find_violations
 from clika_ref_tensorrt.scheme import EXPLICIT_SCHEME
 
