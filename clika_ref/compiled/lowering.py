@@ -36,13 +36,19 @@ def target_named(name: str, registry: Registry) -> Target:
     return registry.targets[name]
 
 
-def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
-    """Return the target of the registry that deployment settings name, configured by them.
+def target_for(deployment: BaseDeploymentSettings, registry: Registry, plan: Plan | None = None) -> Target:
+    """Return the target of the registry that deployment settings name, configured by them, and by a plan if given.
 
     Raises:
         TargetError: no plugin provides it.
     """
-    return target_named(deployment.target, registry).configure(deployment)
+    return configure_for_plan(target_named(deployment.target, registry).configure(deployment), plan)
+
+
+def configure_for_plan(target: Target, plan: Plan | None) -> Target:
+    """Return a target that rounds the inputs of layers at run time, if a plan asks for it."""
+    sizes = plan.rounded_inputs.values() if plan is not None else ()
+    return target.with_rounded_inputs(max(sizes)) if sizes else target
 
 
 def lower(

@@ -25,7 +25,7 @@ class Artifact:
     output_names: tuple[str, ...]
     """The names of the outputs in the file, in order."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Metadata such as the size in ``bytes``, and ``warnings`` for the export to log."""
+    """Metadata such as the size in ``bytes``, and ``warnings`` and ``notes`` for the export to log."""
 
 
 class Runner(Protocol):

@@ -44,15 +44,11 @@ class QuantizedType:
         return 2 ** (self.bits - 1) - 1 if self.is_signed else 2**self.bits - 1
 
 
-def _empty_set() -> frozenset[str]:
-    return frozenset()
-
-
 @dataclass(frozen=True, slots=True)
 class WeightOnlyScheme:
     """Low-bit weights that a target supports in layers that compute in float."""
 
-    layers: frozenset[str] = field(default_factory=_empty_set)
+    layers: frozenset[str] = frozenset()
     """Operators with such weights."""
     bits: frozenset[int] = frozenset({4, 8})
     """Supported bit widths."""
@@ -65,7 +61,10 @@ class WeightOnlyScheme:
     this is transposed before it is dequantized.
     """
     rounds_inputs: bool = False
-    """Whether the target rounds the input of such a layer to 8 bits at run time, with a scale per block of a row."""
+    """Whether the target rounds the input of such a layer to 8 bits at run time, with a scale per block of a row.
+
+    A target that does so on request has False, and implements `Target.with_rounded_inputs`.
+    """
     block_size: int = 32
     """Size of these blocks if a scale of the weight covers a whole row."""
     needs_whole_bytes: bool = False
@@ -95,42 +94,42 @@ class QuantizationScheme:
     """Type of activations, with one scale for each."""
     weights: QuantizedType
     """Type of weights, with one scale for each output channel except for ``per_tensor_weights``."""
-    layers: frozenset[str] = field(default_factory=_empty_set)
+    layers: frozenset[str] = frozenset()
     """Operators with weights that run quantized if their inputs are quantized."""
-    needs_quantized_output: frozenset[str] = field(default_factory=_empty_set)
+    needs_quantized_output: frozenset[str] = frozenset()
     """Those of ``layers`` that also need a quantized result."""
     fused: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]], hash=False)
     """Operators that the runtime fuses with the one before them, with the attributes that they must have.
 
     The fused node returns their result.
     """
-    elementwise: frozenset[str] = field(default_factory=_empty_set)
+    elementwise: frozenset[str] = frozenset()
     """Operators that run quantized if all their inputs and outputs are quantized, each with its own scale."""
-    data_movement: frozenset[str] = field(default_factory=_empty_set)
+    data_movement: frozenset[str] = frozenset()
     """Operators that pass quantized data on, with the scale that it has."""
     quantizes_before_moves: bool = False
     """Whether a value is quantized before it is moved to a layer, not after."""
     fused_sums: FusedSums | None = None
     """Sums that run quantized if one operand is the result of a layer; None if there are none."""
-    shared_qparams: frozenset[str] = field(default_factory=_empty_set)
+    shared_qparams: frozenset[str] = frozenset()
     """Operators that join tensors, which must all have the scale of the result."""
-    needs_zero_point_0: frozenset[str] = field(default_factory=_empty_set)
+    needs_zero_point_0: frozenset[str] = frozenset()
     """Layers that run quantized only if the zero point of their input is 0."""
-    needs_single_group: frozenset[str] = field(default_factory=_empty_set)
+    needs_single_group: frozenset[str] = frozenset()
     """Layers that run quantized only without channel groups."""
-    per_tensor_weights: frozenset[str] = field(default_factory=_empty_set)
+    per_tensor_weights: frozenset[str] = frozenset()
     """Layers with a single weight scale if the weight has parts: groups of channels, or a stack of matrices."""
     is_all_or_none_quantized: bool = False
     """Whether all inputs of a layer or a join must be quantized, or none.
 
     Layers and joins in float then read the float form of a value that others read quantized.
     """
-    int32_bias: frozenset[str] = field(default_factory=_empty_set)
+    int32_bias: frozenset[str] = frozenset()
     """Layers with an INT32 bias; its scale is the input scale times the weight scale.
 
     Other layers add the bias in float.
     """
-    int32_bias_2d_or_static: frozenset[str] = field(default_factory=_empty_set)
+    int32_bias_2d_or_static: frozenset[str] = frozenset()
     """Those of ``int32_bias`` that need an input with two dims, or with static dims only."""
     weights_only: WeightOnlyScheme | None = None
     """Weight-only support; None if there is none."""

@@ -89,6 +89,17 @@ class Target(ABC):
         """Return a target that follows deployment settings with fields. By default the target itself."""
         return self
 
+    def with_rounded_inputs(self, block_size: int, /) -> Self:
+        """Return a target that rounds the inputs of layers with low-bit weights to 8 bits at run time, on request.
+
+        Its scheme says so, and `compile` writes files that ask the runtime for it. By default the target itself: it has
+        operators for such layers (`QuantizationScheme.dynamic`), always rounds, or never does.
+
+        Args:
+            block_size: number of neighbors in a row that share a scale.
+        """
+        return self
+
     def check(self, path: Path, /) -> Sequence[Violation]:
         """Return the violations of the target's rules in a file. By default there are no rules."""
         return ()

@@ -183,7 +183,8 @@ def explain_artifact(
     """
     runs = target.explain(file)
     macs, scheme = _count_macs(written, inputs), target.scheme
-    planned, moving = find_planned_precisions(written, scheme), scheme.data_movement if scheme else frozenset[str]()
+    planned = find_planned_precisions(written, scheme, plan)
+    moving = scheme.data_movement if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
         if node.op_type not in QDQ_OPERATORS:
@@ -227,11 +228,18 @@ def _tensors(node: Node) -> list[Value]:
     return [v for v in node.inputs if isinstance(v, Value) and not v.is_constant]
 
 
-def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
+def find_planned_precisions(
+    graph: Graph, scheme: QuantizationScheme | None, plan: Plan | None = None
+) -> dict[Node, str]:
     """Return the planned precision of nodes that read only quantized operands (except biases), or a low-bit weight.
 
     An elementwise node is among them only if its result is quantized, and no operand is a number: ``x * 3`` is computed
     in float.
+
+    Args:
+        graph: quantized.
+        scheme: of the target.
+        plan: of the graph; the runtime may round the inputs of layers with low-bit weights.
     """
     kinds = scheme.layers | scheme.elementwise | scheme.data_movement if scheme else frozenset[str]()
     elementwise = scheme.elementwise if scheme else frozenset[str]()
@@ -243,7 +251,9 @@ def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> 
         or (scheme and _is_requantized(n, scheme) and not any(map(_is_number, n.inputs)))
     }
     quantized |= {node: INT8_PRECISION for node in graph.nodes if node.op_type.startswith(DYNAMIC_PREFIX)}
-    return quantized | {node: f"int{weight.bits} weights" for node, weight in find_low_bit_layers(graph).items()}
+    quantized |= {node: f"int{weight.bits} weights" for node, weight in find_low_bit_layers(graph).items()}
+    rounded = plan.rounded_inputs if plan is not None else {}
+    return quantized | {node: INT8_PRECISION for node in graph.nodes if node.name in rounded}
 
 
 def _is_requantized(node: Node, scheme: QuantizationScheme) -> bool:

@@ -84,7 +84,7 @@ def export(
         ModelError: a name or an axis does not fit, or the file cannot be written.
         TargetError: the target is unknown, rejects nodes, or computes different results.
     """
-    target = target_for(deployment, registry)
+    target = target_for(deployment, registry, request.plan)
     path = request.file
     _warn_of_nan(request.graph, log)
     names = restrict_dynamic_dims(
@@ -103,6 +103,8 @@ def export(
             stage.done(f"{path.name}, {format_size(artifact.facts.get('bytes', 0))}")
         for warning in artifact.facts.get("warnings", ()):
             log.warning(f"{artifact.path.name}: {warning}")
+        for note in artifact.facts.get("notes", ()):
+            log.show(f"{artifact.path.name}: {note}")
         _warn_of_broken_rules(target, artifact, log)
         warn_of_unchecked_guards(unchecked, graph, log)
         if request.options.compare_after_export and examples:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value, walk
 from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.quantization.graph_runs import compute_outputs
-
-MAX_INT8 = 127
-"""Maximum of a block's 8-bit integers, which the element of largest magnitude gets."""
+from clika_ref.quantization.qdq.packed_weights import round_in_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +73,3 @@ def run_with_rounded_inputs(graph: Graph, inputs: Sequence[Tensor], layers: Mapp
         tensors.update((v, x) for v, x in zip(body.inputs, operands, strict=True) if v in needed)
 
     return compute_outputs(graph, inputs, observe, enter)
-
-
-def round_in_blocks(x: Tensor, size: int) -> Tensor:
-    """Quantize and dequantize blocks of ``size`` elements along the last dim to 8 bits; the last block is padded."""
-    length = x.shape[-1]
-    padded = torch.nn.functional.pad(x, (0, -length % size))
-    blocks = padded.reshape(*x.shape[:-1], -1, size)
-    scales = blocks.abs().amax(-1, keepdim=True) / MAX_INT8
-    rounded = torch.where(scales > 0, (blocks / scales).round() * scales, blocks)
-    return rounded.reshape(padded.shape)[..., :length]

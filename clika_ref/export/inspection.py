@@ -59,7 +59,7 @@ def explain_module(module: CompiledModule, deployment_settings: BaseDeploymentSe
     deployment = state.choose_deployment(deployment_settings)
     plan = plan_for(module, graph, deployment)
     with outside_autocast():
-        target, example = target_for(deployment, state.registry), list_examples(module, graph, None)[0]
+        target, example = target_for(deployment, state.registry, plan), list_examples(module, graph, None)[0]
         return explain(
             graph,
             plan,
@@ -179,7 +179,7 @@ def _report_facts(
     )
     return ReportFacts(
         graph,
-        target_for(deployment, state.registry),
+        target_for(deployment, state.registry, plan),
         state.registry,
         current_configuration(),
         list_examples(module, graph, None)[0],

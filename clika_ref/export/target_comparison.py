@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from clika_ref.compiled.latency import measure_seconds_and_ratio
-from clika_ref.compiled.lowering import check_supported, target_for
+from clika_ref.compiled.lowering import check_supported, configure_for_plan, target_for
 from clika_ref.compiled.runners import compile_temporarily
 from clika_ref.compiled.state import CompiledModule, bind_graph
 from clika_ref.compress.quantize import decide_for, require_ranges
@@ -171,6 +171,7 @@ def _measure_target(
 ) -> TargetFacts:
     """Quantize and export a graph for one target, and query its runtime about it if it is installed."""
     found, registry, form = decide_for(module, graph, target), module.clika_state.registry, current_configuration()
+    target = configure_for_plan(target, found.plan)
     small = make_export_graph(graph, found.plan, target, registry, form)
     check_supported(small, target)
     # An emulated target decides by rules.

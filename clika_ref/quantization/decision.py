@@ -16,6 +16,7 @@ from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import matrices_of, weight_position_of
 from clika_ref.quantization.qdq.placement import Placement
+from clika_ref.quantization.qdq.recurrent_layers import find_input_block
 from clika_ref.reporting.tables import HasTables, Table
 from clika_ref.settings.quantization import INT8_BITS
 
@@ -228,8 +229,11 @@ def summarize_weight_only(
     plan = Plan(scheme)
     plan.packed_weights = {node.name: packed for node, packed in found.packed.items()} | recurrent.matrices
     plan.dynamic = {node.name: rounds_inputs for node, rounds_inputs in recurrent.quantized.items()}
-    if is_dynamic:
-        plan.dynamic |= {node.name: True for node in found.packed if node.op.trait is not LOOKUP}
+    rounding = [node.name for node in found.packed if node.op.trait is not LOOKUP] if is_dynamic else []
+    if size := find_input_block(scheme):
+        plan.rounded_inputs = dict.fromkeys(rounding, size)
+    else:
+        plan.dynamic |= dict.fromkeys(rounding, True)
     plan.floats = {node.name: reason for node, reason in found.floats.items()}
     reports = [*recurrent_reports(recurrent, scheme), *weight_only_reports(graph, found, is_dynamic=is_dynamic)]
     parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}

@@ -50,17 +50,20 @@ from clika_ref.quantization.layer_settings import NodeSettings
 from clika_ref.quantization.plan_measurements import PlanMeasurements
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import weight_position_of
+from clika_ref.quantization.qdq.packed_weights import has_output_rows
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, Placement, choose_placement
 from clika_ref.quantization.qdq.planning import Planner
-from clika_ref.quantization.qdq.recurrent_layers import list_dynamic_layers
+from clika_ref.quantization.qdq.recurrent_layers import find_input_block, list_dynamic_layers
 from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
-from clika_ref.settings.quantization import QuantizationSettings
+from clika_ref.settings.quantization import INT8_BITS, QuantizationSettings
 
 FLOAT_BODIES_REASON = "the target computes layers inside control flow in float"
 
 UNENTERED_REASON = "no calibration input entered this branch"
 
 SKIP_TAIL_REASON = "skip_tail_quantization: it is the last layer before an output"
+
+SHORT_ROWS_REASON = "its {} inputs are fewer than the {} that share a scale at run time"
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,15 @@ class QuantizationPipeline:
         only = self.scheme.weights_only if self.settings.prefer_weights_only_quantization else None
         if only is None or not self.settings.dynamic_activations:
             return only
+        if self._input_block:
+            return replace(only, bits=frozenset({INT8_BITS}))
         layers = frozenset(list_dynamic_layers(self.scheme))
         return replace(only, layers=layers, bits=frozenset({self.scheme.weights.bits}))
+
+    @property
+    def _input_block(self) -> int:
+        """Number of elements that share a scale if the runtime rounds the inputs of layers on request; 0 if not."""
+        return find_input_block(self.scheme) if self.settings.dynamic_activations else 0
 
     def _keep_in_float(self, reason: str) -> Quantization:
         """Return the decision for a body whose layers all stay in float."""
@@ -164,6 +174,7 @@ class QuantizationPipeline:
         return Quantization(plan, layer_reports(placement, {}, self.scheme), [], "", 0)
 
     def _decide_weight_only(self, settings: QuantizationSettings, weight_only: WeightOnlyScheme) -> Quantization:
+        is_dynamic = settings.dynamic_activations
         found = quantize_weights_only(
             self.calibration,
             weight_only,
@@ -172,10 +183,10 @@ class QuantizationPipeline:
             self._skip_reasons,
             forced=self._find_forced_layers(settings),
             find_options=self._find_rounding_options,
-            dynamic=self.operators["dynamic_linear"] if settings.dynamic_activations else None,
+            dynamic=self.operators["dynamic_linear"] if is_dynamic and not self._input_block else None,
+            input_block=self._input_block,
         )
         recurrent = self._decide_recurrent(settings, self.scheme.dynamic)
-        is_dynamic = settings.dynamic_activations
         return summarize_weight_only(self._graph, self.scheme, found, recurrent, is_dynamic=is_dynamic)
 
     def _decide_recurrent(self, settings: QuantizationSettings, forms: Mapping[str, int | None]) -> RecurrentResult:
@@ -353,18 +364,20 @@ class QuantizationPipeline:
         if self.settings.skip_tail_quantization:
             skipped |= {node: SKIP_TAIL_REASON for node in tail_layers(self._graph) if node not in skipped}
         if self.settings.dynamic_activations:
-            skipped = {**self._find_other_dtypes(), **skipped}
+            skipped = {**self._find_unroundable_layers(), **skipped}
         return skipped | self._find_layers_without_gain(skipped)
 
-    def _find_other_dtypes(self) -> dict[Node, str]:
-        """Return the layers with weights that no target multiplies with inputs rounded at run time."""
+    def _find_unroundable_layers(self) -> dict[Node, str]:
+        """Return the layers with weights that the target does not multiply with inputs rounded at run time."""
         layers = [node for node in self._graph.nodes if node.op.trait.kind == COMPUTE_TRAIT]
-        weights = {node: node.inputs[weight_position_of(node)] for node in layers}
-        return {
-            node: f"its weight is {weight.type.dtype}"
-            for node, weight in weights.items()
-            if isinstance(weight, Value) and weight.type.dtype != torch.float32
-        }
+        operands = {node: node.inputs[weight_position_of(node)] for node in layers}
+        types = {node: v.type for node, v in operands.items() if isinstance(v, Value) and v.is_constant}
+        matrices = {node: kind.shape for node, kind in types.items() if kind.rank == 2}
+        lengths = {node: int(shape[1 if has_output_rows(node) else 0]) for node, shape in matrices.items()}
+        short = {node: length for node, length in lengths.items() if length < self._input_block}
+        found = {node: SHORT_ROWS_REASON.format(length, self._input_block) for node, length in short.items()}
+        other = {node: kind.dtype for node, kind in types.items() if kind.dtype != torch.float32}
+        return found | {node: f"its weight is {dtype}" for node, dtype in other.items()}
 
     def _find_layers_without_gain(self, skipped: Mapping[Node, str]) -> dict[Node, str]:
         """Return the layers that INT8 makes no faster, unless the settings force them to be quantized."""

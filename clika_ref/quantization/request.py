@@ -10,7 +10,7 @@ from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import Target
 from clika_ref.quantization.algorithms.weight_only import as_list
 from clika_ref.quantization.calibration.observer_search import OBSERVER_CANDIDATES
-from clika_ref.quantization.qdq.recurrent_layers import list_dynamic_layers
+from clika_ref.quantization.qdq.recurrent_layers import find_input_block, list_dynamic_layers
 from clika_ref.settings.compile_options import ClikaCompileOptions
 from clika_ref.settings.quantization import INT8_BITS, LayerQuantizationSettings, QuantizationSettings
 
@@ -20,7 +20,7 @@ class QuantizationRequest:
     """The choices of the user for the quantization of a model, and the target."""
 
     target: Target
-    """Target of the deployment, as its settings configured it."""
+    """Target of the deployment, as its settings configured it, and as dynamic activations need it."""
     given: QuantizationSettings
     """Settings as the user gave them; fields left to the target may differ for another one."""
     layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
@@ -37,11 +37,7 @@ class QuantizationRequest:
         """
         for settings in (self.given, *self.layers.values()):
             settings.check()
-        if self.given.dynamic_activations and not list_dynamic_layers(self.scheme):
-            raise TargetError(
-                f"the target {self.target.name} does not compute layers with inputs that it quantizes at run time. Use "
-                "static ranges, dynamic_activations=False, or weight-only quantization."
-            )
+        self._prepare_dynamic_activations()
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
             raise TargetError(
                 f"the target {self.target.name} does not support weight-only quantization. Quantize activations as "
@@ -70,6 +66,24 @@ class QuantizationRequest:
                 "the times would not be its own. Quantize with optimize_for='size'."
             )
         _ = self.scheme
+
+    def _prepare_dynamic_activations(self) -> None:
+        """Let the target round inputs of low-bit layers at run time, if it does so on request.
+
+        Raises:
+            TargetError: neither its operators nor its runtime round inputs.
+        """
+        if not self.given.dynamic_activations:
+            return
+        only = self.scheme.weights_only
+        if only is not None:
+            object.__setattr__(self, "target", self.target.with_rounded_inputs(only.block_size))
+        if not list_dynamic_layers(self.scheme) and not find_input_block(self.scheme):
+            raise TargetError(
+                f"cannot quantize for the target {self.target.name} with dynamic_activations=True: it does not round "
+                "the inputs of INT8 layers at run time. Use static ranges, dynamic_activations=False, or weight-only "
+                "quantization."
+            )
 
     @property
     def settings(self) -> QuantizationSettings:

@@ -93,6 +93,7 @@ class PlanKey(StoredName):
     LOOKUPS = "lookups"
     QPARAMS = "qparams"
     DYNAMIC = "dynamic"
+    ROUNDED_INPUTS = "rounded_inputs"
     FLOATS = "floats"
     SCALE_SOURCES = "scale_sources"
     WEIGHTS = "weights"

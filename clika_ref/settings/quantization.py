@@ -97,7 +97,7 @@ class QuantizationSettings(CheckedSettings):
     """
 
     dynamic_activations: bool = False
-    """Round the inputs of linear layers to 8 bits at run time, in the range of each call, with 8-bit weights.
+    """Round the inputs of linear layers to 8 bits at run time, in the range of a call or block, with 8-bit weights.
 
     This needs no calibration data: the tracing inputs choose the layers.
     """

@@ -7,7 +7,7 @@ from torch import nn
 
 from clika_ref import (
     DeploymentSettings_ONNXRuntime_ONNX,
-    DeploymentSettings_OpenVINO_ONNX,
+    DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
     LayerQuantizationSettings,
     QuantizationSettings,
@@ -174,10 +174,14 @@ def test_dynamic_module_saved_and_trained(scorer, tmp_path):
     torch.testing.assert_close(run([ids])[0], module(ids), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("deployment", [DeploymentSettings_OpenVINO_ONNX, DeploymentSettings_TensorRT_ONNX])
+@pytest.mark.parametrize("deployment", [DeploymentSettings_TensorRT_ONNX, DeploymentSettings_TensorRT_LLM_ONNX])
 def test_dynamic_activations_rejected_for_other_targets(scorer, deployment):
-    """Targets without such layers are named, with what to use."""
-    with pytest.raises(TargetError, match=r"does not compute layers with inputs that it quantizes at run time\. Use"):
+    """Targets without such layers are named, with the reason and what to use."""
+    message = (
+        f"cannot quantize for the target {deployment.target} with dynamic_activations=True: it does not round the "
+        "inputs of INT8 layers at run time. Use static ranges"
+    )
+    with pytest.raises(TargetError, match=message):
         compile_scorer(scorer, deployment=deployment())
 
 

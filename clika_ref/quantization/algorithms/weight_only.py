@@ -27,6 +27,7 @@ from clika_ref.quantization.qdq.packed_weights import (
     StoredOrder,
     choose_stored_order,
     has_output_rows,
+    round_in_blocks,
     weight_rows,
 )
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
@@ -85,6 +86,7 @@ def quantize_weights_only(
     forced: Collection[Node] = (),
     find_options: Callable[[], ClikaCompileOptions] = ClikaCompileOptions,
     dynamic: Operator | None = None,
+    input_block: int = 0,
 ) -> WeightOnlyResult:
     """Quantize the weight of each layer to the fewest bytes at which it is not too sensitive.
 
@@ -96,12 +98,14 @@ def quantize_weights_only(
         skipped: nodes that stay unchanged, with the reason.
         forced: nodes that are quantized regardless of their sensitivity.
         find_options: returns the options of the rounding; called for each layer, since there may be a time limit.
-        dynamic: the operator that layers become if their inputs are rounded at run time; None if these stay in float.
+        dynamic: the operator that layers become if it rounds their inputs at run time; None if these stay in float, or
+            the runtime rounds them.
+        input_block: number of elements that share a scale if the runtime rounds the inputs of layers; 0 if it does not.
 
     Raises:
         ModelError: a width or block size is requested that the target does not support.
     """
-    search = _OptionSearch(calibration, kind, settings, forced, find_options, dynamic)
+    search = _OptionSearch(calibration, kind, settings, forced, find_options, dynamic, input_block)
     for node, options in list_layer_options(calibration.graph, kind, chosen, settings, skipped).items():
         if isinstance(options, str):
             search.found.floats[node] = options
@@ -283,7 +287,9 @@ class _OptionSearch:
     forced: Collection[Node]
     find_options: Callable[[], ClikaCompileOptions]
     dynamic: Operator | None = None
-    """The operator that layers become if their inputs are rounded at run time."""
+    """The operator that layers become if it rounds their inputs at run time."""
+    input_block: int = 0
+    """Number of elements that share a scale if the runtime rounds the inputs of layers."""
     tables: dict[Node, list[tuple[int, int]]] = field(default_factory=dict[Node, list[tuple[int, int]]])
     """The options of lookups, which are decided after the layers: a table may be the weight of one."""
     forms: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
@@ -375,10 +381,12 @@ class _OptionSearch:
                 self.recorder.tensors[node.output].dtype
             )
         x = self.recorder.tensors[node.first_tensor].float()
-        if self.dynamic is None:
-            error = x @ (packed.dequantize(rows) - rows).T
-        else:
+        if self.dynamic is not None:
             error = self.dynamic(x, packed.steps(rows).T, packed.scales[:, 0], None) - x @ rows.T
+        elif self.input_block:
+            error = round_in_blocks(x, self.input_block) @ packed.dequantize(rows).T - x @ rows.T
+        else:
+            error = x @ (packed.dequantize(rows) - rows).T
         return error.to(self.recorder.tensors[node.output].dtype)
 
     def _quantize_weight(self, node: Node, bits: int, block_size: int) -> PackedWeight:

@@ -56,6 +56,8 @@ class Plan:
     """Low-bit weights of layers that compute in float, and by their own names, those of recurrent layers."""
     dynamic: dict[str, bool] = field(default_factory=dict[str, bool])
     """Whether layers round their inputs to 8 bits at run time; False for recurrent ones with low-bit weights only."""
+    rounded_inputs: dict[str, int] = field(default_factory=dict[str, int])
+    """Layers with low-bit weights whose inputs the runtime rounds on request, and the number of elements per scale."""
     floats: dict[str, str] = field(default_factory=dict[str, str])
     """Layers that stay in float, with the reason."""
     scale_sources: dict[str, str] = field(default_factory=dict[str, str])

@@ -1,4 +1,4 @@
-"""Low-bit weights of layers that compute in float, with a scale for each channel or for each block of a channel."""
+"""Low-bit weights with a scale for each channel or for each block of it, and the rounding of inputs next to them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from clika_ref.settings.quantization import INT8_BITS
 
 INT4_BITS = 4
 """Bit width of weights of which two are stored in a byte."""
+
+MAX_INT8 = 127
+"""Maximum of the 8-bit integers of an input's block, which the element of largest magnitude gets."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,16 @@ class PackedWeight:
         """Return the dequantized weight, ``float32[outputs, inputs]``."""
         blocks = self.steps(rows).float().reshape(*self.scales.shape, -1) * self.scales[..., None]
         return blocks.reshape(rows.shape)
+
+
+def round_in_blocks(x: Tensor, size: int) -> Tensor:
+    """Quantize and dequantize blocks of ``size`` elements along the last dim to 8 bits; the last block is padded."""
+    length = x.shape[-1]
+    padded = torch.nn.functional.pad(x, (0, -length % size))
+    blocks = padded.reshape(*x.shape[:-1], -1, size)
+    scales = blocks.abs().amax(-1, keepdim=True) / MAX_INT8
+    rounded = torch.where(scales > 0, (blocks / scales).round() * scales, blocks)
+    return rounded.reshape(padded.shape)[..., :length]
 
 
 def has_output_rows(node: Node) -> bool:

@@ -53,6 +53,7 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         PlanKey.LOOKUPS: dict(plan.lookups),
         PlanKey.PACKED_GPTQ: [*every[PlanKey.PACKED_GPTQ]],
         PlanKey.DYNAMIC: plan.dynamic,
+        PlanKey.ROUNDED_INPUTS: plan.rounded_inputs,
         PlanKey.FLOATS: plan.floats,
         PlanKey.SCALE_SOURCES: plan.scale_sources,
         PlanKey.NORMS: [*every[PlanKey.NORMS]],
@@ -101,6 +102,8 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             )
         plan.scale_sources = {str(name): str(other) for name, other in document[PlanKey.SCALE_SOURCES].items()}
         plan.dynamic = {str(name): bool(is_dynamic) for name, is_dynamic in document[PlanKey.DYNAMIC].items()}
+        rounded = document.get(PlanKey.ROUNDED_INPUTS, {})  # missing in older data
+        plan.rounded_inputs = {str(name): int(size) for name, size in rounded.items()}
         plan.floats = {str(name): str(reason) for name, reason in document[PlanKey.FLOATS].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(

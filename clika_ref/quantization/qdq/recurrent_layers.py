@@ -25,6 +25,16 @@ def list_dynamic_layers(scheme: QuantizationScheme) -> dict[str, int]:
     return {name: least for name, least in scheme.dynamic.items() if least is not None}
 
 
+def find_input_block(scheme: QuantizationScheme) -> int:
+    """Return the number of elements that share a scale when the runtime rounds inputs of layers with low-bit weights.
+
+    Returns:
+        0 if it does not, or if operators do so: see `list_dynamic_layers`.
+    """
+    only = scheme.weights_only
+    return only.block_size if only is not None and only.rounds_inputs and not list_dynamic_layers(scheme) else 0
+
+
 def quantize_recurrent_layer(
     graph: Graph,
     node: Node,

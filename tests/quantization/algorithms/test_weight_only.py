@@ -22,11 +22,10 @@ from clika_ref import (
 from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.registry import load_registry
-from clika_ref.export.input_rounding import round_in_blocks
 from clika_ref.quantization.algorithms import weight_only
 from clika_ref.quantization.algorithms.gptq import quantize_with_gptq
 from clika_ref.quantization.algorithms.weight_only import quantize_low_bit
-from clika_ref.quantization.qdq.packed_weights import PackedWeight
+from clika_ref.quantization.qdq.packed_weights import PackedWeight, round_in_blocks
 
 FOUR = QuantizedType(4, is_signed=True, is_symmetric=True)
 

@@ -23,6 +23,7 @@ def make_plan():
         {"conv.1": torch.tensor([0.1, 0.2]), "linear": torch.tensor(0.5)},
         {"conv.1": torch.tensor([[1], [-1]], dtype=torch.int8)},
         {"conv.1": torch.tensor([1.0, -1.0])},
+        rounded_inputs={"linear": 32},
         scale_sources={"pool": "relu"},
         norms={"conv.1": torch.tensor([2.0, -0.5], dtype=torch.float64)},
     )
@@ -38,11 +39,18 @@ def test_plan_from_json_restores_plan():
     found, original = plan_from_json(*write_and_parse_plan()), make_plan()
     assert found.scheme == SCHEME
     assert found.activations == original.activations
-    assert found.scale_sources == {"pool": "relu"}
+    assert (found.scale_sources, found.rounded_inputs) == ({"pool": "relu"}, {"linear": 32})
     for kind in ("weights", "offsets", "corrections", "norms"):
         pair = getattr(found, kind), getattr(original, kind)
         assert pair[0].keys() == pair[1].keys()
         assert all(torch.equal(pair[0][name], pair[1][name]) for name in pair[0])
+
+
+def test_plan_from_json_without_rounded_inputs_reads_older_data():
+    """Data from before the runtime rounded inputs is read."""
+    document, tensors = write_and_parse_plan()
+    del document["rounded_inputs"]
+    assert plan_from_json(document, tensors).rounded_inputs == {}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def determine_precisions(graph: Graph, plan: Plan | None, explanation: Explanati
     """
     precisions: dict[Node, NodePrecision] = {}
     if plan is not None:
-        planned = find_planned_precisions(graph, plan.scheme)
+        planned = find_planned_precisions(graph, plan.scheme, plan)
         for node in graph.nodes:
             precisions[node] = _find_planned_precision(node, planned.get(node, FLOAT_PRECISION), plan)
         _mark_fused_nodes(graph, plan.scheme, precisions)

@@ -38,7 +38,7 @@ def build_node_records(
         explanation: the precisions that the runtime reports, if known.
         seconds: the time of each node, as far as known.
     """
-    planned = find_planned_precisions(graph, scheme)
+    planned = find_planned_precisions(graph, scheme, plan)
     facts = {fact.name: fact for fact in explanation.nodes} if explanation else {}
     layers = {layer.name: layer for layer in quantization.layers} if quantization else {}
     floats = plan.floats if plan else {}
