@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
+from clika_ref.settings.quantization import INT8_BITS
+from clika_ref.targets import cpu
 
 INT8_TYPES = frozenset({"u8", "i8"})
 
@@ -25,17 +27,27 @@ MATMUL_TYPE, FULLY_CONNECTED_TYPE = "MatMul", "FullyConnected"
 LAYER_TYPES = frozenset({"Convolution", "Deconvolution", FULLY_CONNECTED_TYPE, MATMUL_TYPE})
 """Executed node types that compute products. Their precision is that of their owner, whatever else belongs to it."""
 
+SCALES_POSITION = 3
+"""Position of the weight scales, ``float32[outputs, blocks]``, among the inputs of a fully connected layer."""
+
+ROUNDING_FLAGS = frozenset({"avx512_vnni", "avx_vnni"})
+"""CPU flags of instructions with which the runtime rounds the inputs of layers with low-bit weights."""
+
+GROUP_SIZE_FACTOR = 16
+"""Number of elements in a vector, of which each group of an input is a multiple."""
+
 ORIGINAL_SUFFIX = "_original"
 """Suffix that the runtime appends to an INT8 node if it adds a node that dequantizes its result."""
 
 
-def read_precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, str]:
+def read_precisions(executed: Any, read: Any, outputs: Iterable[str], *, group_size: int) -> dict[str, str]:
     """Return the precision of each graph node: ``int8``, ``int4 weights``, ``float`` with its type, or ``fused``.
 
     Args:
         executed: the runtime's own graph, from ``CompiledModel.get_runtime_model()``.
         read: the model of the file; its node names begin with those of the graph nodes.
         outputs: names of outputs; the nodes that produce them have these names alone.
+        group_size: ``DYNAMIC_QUANTIZATION_GROUP_SIZE`` of the compiled model.
     """
     owners, found = _Owners(read, outputs), dict[str, tuple[int, str]]()
     quantized = _find_quantized_nodes(executed, owners)
@@ -47,7 +59,7 @@ def read_precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[st
         weight = 2 if _runtime_info(facts, "layerType") in LAYER_TYPES else int(not owners.is_exact(node))
         before = found.get(owner, (0, ""))
         if weight > before[0] or (weight == before[0] and before[1] != INT8_PRECISION):
-            found[owner] = weight, _precision(node, facts, quantized)
+            found[owner] = weight, _precision(node, facts, quantized, group_size)
     return {name: found.get(name, (0, FUSED_PRECISION))[1] for name in owners.names}
 
 
@@ -111,11 +123,13 @@ def _producer_name(output: Any) -> str:
     return output.get_node().get_friendly_name()
 
 
-def _precision(node: Any, facts: Any, quantized: Collection[str]) -> str:
+def _precision(node: Any, facts: Any, quantized: Collection[str], group_size: int) -> str:
     kind, precision = _runtime_info(facts, "layerType"), _runtime_info(facts, "runtimePrecision")
     operands = [operand.get_source_output() for operand in node.inputs()]
     if kind == FULLY_CONNECTED_TYPE and operands[0].get_element_type().get_type_name() not in INT8_TYPES:
         bits = WEIGHT_TYPE_BITS.get(operands[1].get_element_type().get_type_name())
+        if bits == INT8_BITS and _rounds_input(operands, group_size):
+            return INT8_PRECISION
         if bits is not None:
             return f"int{bits} weights"
     if precision in INT8_TYPES:
@@ -123,6 +137,21 @@ def _precision(node: Any, facts: Any, quantized: Collection[str]) -> str:
             return INT8_PRECISION
         precision = node.outputs()[0].get_element_type().get_type_name()  # a reader of a mask also has precision u8
     return f"{FLOAT_PRECISION}: OpenVINO runs it as {kind} in {precision}"
+
+
+def _rounds_input(operands: Sequence[Any], group_size: int) -> bool:
+    """Return whether a layer with low-bit weights rounds its input to 8 bits, which the executed graph does not show.
+
+    Source: ``useDynamicQuantizationImpl`` of OpenVINO's ``dnnl_fullyconnected_primitive.cpp``; the lengths of rows and
+    blocks are measured with openvino 2026.4.
+    """
+    if not group_size or group_size % GROUP_SIZE_FACTOR or not cpu.cpu_flags() & ROUNDING_FLAGS:
+        return False
+    if operands[0].get_element_type().get_type_name() != "f32":
+        return False
+    given, scales = (operands[i].get_partial_shape() for i in (0, SCALES_POSITION))
+    length, blocks = given[-1].get_length(), scales[1].get_length() if len(scales) > 1 else 1
+    return length >= group_size if blocks == 1 else length // blocks % group_size == 0
 
 
 def _original_names(facts: Any, originals: Mapping[str, Any]) -> Iterator[str]:

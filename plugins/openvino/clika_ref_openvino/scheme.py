@@ -76,6 +76,18 @@ def make_symmetric(scheme: QuantizationScheme) -> QuantizationScheme:
     return replace(scheme, activations=replace(scheme.activations, is_symmetric=True))
 
 
+def round_inputs(scheme: QuantizationScheme, group_size: int) -> QuantizationScheme:
+    """Return a scheme for files whose runtime rounds the inputs of layers with low-bit weights to 8 bits.
+
+    Args:
+        scheme: the scheme for other files.
+        group_size: number of neighbors in an input that share a scale.
+    """
+    if scheme.weights_only is None:
+        return scheme
+    return replace(scheme, weights_only=replace(scheme.weights_only, rounds_inputs=True, block_size=group_size))
+
+
 def full_scheme() -> QuantizationScheme:
     """Return the scheme for this processor, with all operators that the runtime can run in INT8."""
     return avoid_overflow(MIXED_SCHEME, cpu.cpu_flags(), is_arm=cpu.is_arm())

@@ -10,6 +10,7 @@ import torch
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
 from clika_ref_openvino.core import core
+from clika_ref_openvino.runtime_properties import DEVICE, session_options
 from clika_ref_openvino.tensors import from_openvino, run_request, to_openvino
 
 ROWS = "state_rows"
@@ -19,23 +20,24 @@ ROWS = "state_rows"
 class OpenVinoStatefulRunner:
     """A compiled model with variables."""
 
-    def __init__(self, artifact: Artifact, state: Mapping[str, str], options: Mapping[str, Any], ov: Any) -> None:
+    def __init__(self, artifact: Artifact, state: Mapping[str, str], ov: Any) -> None:
         """Load an artifact; ``state`` names the output that each input of the state takes next."""
         from openvino import passes  # noqa: PLC0415 - heavy, and the plugin must load without it
 
         self._ov, self._artifact, self._names = ov, artifact, [*state]
         self._inputs = [name for name in artifact.input_names if name not in state]
         self._outputs = [name for name in artifact.output_names if name not in state.values()]
-        self._has_one_thread = options["INFERENCE_NUM_THREADS"] == 1
         try:
             model = core().read_model(str(artifact.path))
+            options = session_options(model)
             _select_rows(model, state, ov)
             manager = passes.Manager()
             manager.register_pass(passes.MakeStateful(dict(state)))
             manager.run_passes(model)
-            self.model = core().compile_model(model, "CPU", dict(options))
+            self.model = core().compile_model(model, DEVICE, options)
         except RuntimeError as error:
             raise TargetError(f"OpenVINO {ov.__version__} cannot load {artifact.path}: {error}") from error
+        self._has_one_thread = options["INFERENCE_NUM_THREADS"] == 1
         self.request = self.model.create_infer_request()
         found = {variable.name: variable for variable in self.request.query_state()}
         self._variables = [found[name + output] for name, output in state.items()]

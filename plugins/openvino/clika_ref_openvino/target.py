@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from clika_ref.core.artifacts import Artifact, OpenedFile
@@ -22,7 +23,15 @@ from clika_ref_openvino.biases import separate_biases
 from clika_ref_openvino.core import core
 from clika_ref_openvino.explaining import read_precisions, seconds_of_nodes
 from clika_ref_openvino.own_files import open_own_file
-from clika_ref_openvino.scheme import find_measurement, make_symmetric, scheme_here
+from clika_ref_openvino.runtime_properties import (
+    DEVICE,
+    GROUP_SIZE_KEY,
+    session_options,
+    store_group_size,
+    store_group_size_in_onnx,
+    write_config,
+)
+from clika_ref_openvino.scheme import find_measurement, make_symmetric, round_inputs, scheme_here
 from clika_ref_openvino.stateful import OpenVinoStatefulRunner
 from clika_ref_openvino.tensors import from_openvino, run_request, to_openvino
 
@@ -37,9 +46,6 @@ UNSUPPORTED_OPERATORS: Mapping[str, str] = {
     "roi_pool": "OpenVINO rounds the corners of regions differently. Use roi_align",
 }
 """Operators that OpenVINO 2026.4 does not run, or computes differently, and the reasons."""
-
-FILE_PRECISION_OPTIONS: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-"""Compute in the types of the file: some processors default to bfloat16, and quantize the inputs of low-bit weights."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,16 @@ class OpenVino(Target):
             return self
         return replace(self, scheme=make_symmetric(self.scheme))
 
+    def with_rounded_inputs(self, block_size: int) -> OpenVino:
+        """Return the target with ``DYNAMIC_QUANTIZATION_GROUP_SIZE``: see `runtime_properties`."""
+        return self if self.scheme is None else replace(self, scheme=round_inputs(self.scheme, block_size))
+
+    @property
+    def dynamic_group_size(self) -> int:
+        """Number of neighbors in an input that share a scale when the runtime rounds it; 0 computes in float."""
+        only = self.scheme.weights_only if self.scheme is not None else None
+        return only.block_size if only is not None and only.rounds_inputs else 0
+
     def unavailable_reason(self) -> str | None:
         """Return why the runtime is unavailable, or None."""
         return None if find_spec("openvino") else "openvino is not installed; pip install openvino"
@@ -69,26 +85,42 @@ class OpenVino(Target):
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file, or in OpenVINO's own format if the path ends in ``.xml``.
 
+        A target with rounded inputs stores its group size in the file, and writes a file with it next to it.
+
         Raises:
             TargetError: the suffix is ``.xml`` in upper case, or the runtime that writes it is missing or rejects the
                 graph.
         """
-        if path.suffix != OWN_SUFFIX:
+        if path.suffix == OWN_SUFFIX:
+            artifact = self._compile_own_format(graph, path)
+        else:
             _check_suffix_case(path)
             external_data = options.get("external_data", False)
-            return write_artifact(graph, path, self.name, external_data=external_data, rewrite=separate_biases)
+            artifact = write_artifact(graph, path, self.name, external_data=external_data, rewrite=self._rewrite)
+        size = self.dynamic_group_size
+        return replace(artifact, facts={**artifact.facts, **write_config(path, size)}) if size else artifact
+
+    def _rewrite(self, model: ir.Model) -> None:
+        separate_biases(model)
+        if self.dynamic_group_size:
+            store_group_size_in_onnx(model, self.dynamic_group_size)
+
+    def _compile_own_format(self, graph: Graph, path: Path) -> Artifact:
         ov = self._runtime()
         with tempfile.TemporaryDirectory() as folder:
             onnx = write_artifact(graph, Path(folder) / "model.onnx", self.name, rewrite=separate_biases)
             try:
-                ov.save_model(core().read_model(str(onnx.path)), str(path), compress_to_fp16=False)
+                model = core().read_model(str(onnx.path))
+                if self.dynamic_group_size:
+                    store_group_size(model, self.dynamic_group_size)
+                ov.save_model(model, str(path), compress_to_fp16=False)
             except RuntimeError as error:
                 raise TargetError(f"OpenVINO {ov.__version__} cannot convert {graph.name}: {error}") from error
         size = path.stat().st_size + path.with_suffix(".bin").stat().st_size
         return replace(onnx, path=path, facts={**onnx.facts, "bytes": size})
 
     def load(self, artifact: Artifact) -> OpenVinoRunner:
-        """Load a file in the runtime.
+        """Load a file in the runtime, with the group size that is stored in it.
 
         Raises:
             TargetError: the runtime is missing or rejects the file.
@@ -101,7 +133,7 @@ class OpenVino(Target):
         Raises:
             TargetError: the runtime is missing or rejects the file.
         """
-        return OpenVinoStatefulRunner(artifact, state, _session_options(), self._runtime())
+        return OpenVinoStatefulRunner(artifact, state, self._runtime())
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return the precision of each node, read from the graph that the runtime executes: see `explaining`.
@@ -109,9 +141,9 @@ class OpenVino(Target):
         Raises:
             TargetError: the runtime is missing or rejects the file.
         """
-        ov = self._runtime()
-        executed = OpenVinoRunner(artifact, ov).model.get_runtime_model()
-        return read_precisions(executed, core().read_model(str(artifact.path)), artifact.output_names)
+        compiled, read = OpenVinoRunner(artifact, self._runtime()).model, core().read_model(str(artifact.path))
+        group_size = int(compiled.get_property(GROUP_SIZE_KEY))
+        return read_precisions(compiled.get_runtime_model(), read, artifact.output_names, group_size=group_size)
 
     def open_file(self, path: Path, folder: Path) -> OpenedFile:
         """Open a file in OpenVINO's own format from any source: see `opening`.
@@ -144,10 +176,6 @@ class OpenVino(Target):
         return openvino
 
 
-def _session_options() -> dict[str, Any]:
-    return {**FILE_PRECISION_OPTIONS, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-
-
 def _check_suffix_case(path: Path) -> None:
     if path.suffix.lower() == OWN_SUFFIX:
         raise TargetError(
@@ -161,9 +189,10 @@ class OpenVinoRunner:
 
     def __init__(self, artifact: Artifact, ov: Any, *, counts: bool = False) -> None:
         """Load an artifact; ``counts`` enables the runtime's performance counters."""
-        options = {**_session_options(), "PERF_COUNT": counts}
         try:
-            self.model: Any = core().compile_model(str(artifact.path), "CPU", options)
+            model = core().read_model(str(artifact.path))
+            options = {**session_options(model), "PERF_COUNT": counts}
+            self.model: Any = core().compile_model(model, DEVICE, options)
         except RuntimeError as error:
             raise TargetError(f"OpenVINO {ov.__version__} cannot load {artifact.path}: {error}") from error
         self.artifact, self.request, self._ov = artifact, self.model.create_infer_request(), ov
