@@ -20,6 +20,7 @@ from clika_ref import (
     LayerQuantizationSettings,
     QuantizationSettings,
     clika_compile,
+    export_configuration,
 )
 from clika_ref.compiled import latency
 from clika_ref.compiled.stateful_runners import load_stateful_runner
@@ -146,9 +147,22 @@ def test_config_file_has_properties_for_others(scorer, suffix, tmp_path):
 
 
 def test_own_format_sets_property_for_any_program(scorer, tmp_path):
-    """The runtime itself applies the property of a file in its own format."""
+    """The runtime itself applies the property of a file in its own format, and a copy for reports keeps it."""
     artifact = compile_scorer(scorer).clika_export(tmp_path / "scorer.xml")
     assert int(core().compile_model(str(artifact.path), "CPU").get_property(GROUP_SIZE_KEY)) == GROUP_SIZE
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    opened = OpenVino().open_file(artifact.path, folder)
+    assert read_group_size(OpenVino().load(opened.artifact)) == GROUP_SIZE
+
+
+@pytest.mark.parametrize("form", ["export_fp16", "export_bf16"])
+def test_half_file_is_within_bound(scorer, form, tmp_path):
+    """Files in FP16 and BF16 have the property, and are compared with the module."""
+    module = compile_scorer(scorer)
+    with export_configuration(**{form: True}):
+        artifact = module.clika_export(tmp_path / "scorer.onnx")
+    assert read_group_size(OpenVino().load(artifact)) == GROUP_SIZE
 
 
 @pytest.mark.parametrize("suffix", ["onnx", "xml"])
